@@ -129,13 +129,13 @@ def _new(arguments: argparse.Namespace, verb_arguments: list[str]):
     print(run(verb_arguments, "vanilla-transformer new"))
 
 
-def _tokenize(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .train.recipe import MEASURED, parse_arguments
+def _tokenize(arguments: argparse.Namespace, rest: list[str]):
+    from .train.recipe import MEASURED_PREVIEW, parse_arguments
 
     config, switches = parse_arguments(verb_arguments, "vanilla-transformer tokenize")
     if switches.resume:
         raise ValueError("--resume must not be given to tokenize: there is nothing to resume.")
-    if switches.dry_run == MEASURED:
+    if switches.dry_run == MEASURED_PREVIEW:
         raise ValueError(
             "--dry_run must be without 'measured' for tokenize, which trains no model."
         )

@@ -36,7 +36,7 @@ class BpeDropout:
         self._ids = model["vocab"]
         self._ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
         symbols = {symbol_token(symbol) for symbol in getattr(tokenizer, "symbols", [])}
-        self._made = {"".join(pair) for pair in self._ranks} - symbols
+        self._merged_tokens = {"".join(pair) for pair in self._ranks} - symbols
 
     def __call__(self, encoding: Encoding, generator: random.Random) -> list[int]:
         """Segment a sentence.
@@ -49,11 +49,13 @@ class BpeDropout:
             Token ids. Symbols, added tokens and the end token keep their ids.
         """
         ids: list[int] = []
-        words = zip(encoding.word_ids, encoding.tokens, encoding.ids, strict=True)
-        for word, group in itertools.groupby(words, key=lambda part: part[0]):
-            _, tokens, plain = zip(*group, strict=True)
-            is_made = word is not None and (len(tokens) > 1 or tokens[0] in self._made)
-            ids += self.segment_word("".join(tokens), generator) if is_made else plain
+        entries = zip(encoding.word_ids, encoding.tokens, encoding.ids, strict=True)
+        for word_index, word_entries in itertools.groupby(entries, key=lambda entry: entry[0]):
+            _, tokens, unchanged_ids = zip(*word_entries, strict=True)
+            is_merged = word_index is not None and (
+                len(tokens) > 1 or tokens[0] in self._merged_tokens
+            )
+            ids += self.segment_word("".join(tokens), generator) if is_merged else unchanged_ids
         return ids
 
     def segment_word(self, word: str, generator: random.Random) -> list[int]:

@@ -75,8 +75,8 @@ def learn_vocabulary(
     refuse_small_vocabulary(vocab_size, len(symbols))
     if max_sentences < 1:
         raise ValueError(f"max_sentences must be at least 1, got {max_sentences}.")
-    sentences = tqdm(_sentences(texts), "read", unit=" sentences", disable=not progress)
-    sample = _sample(sentences, max_sentences, seed)
+    sentences = tqdm(_read_sentences(texts), "read", unit=" sentences", disable=not progress)
+    sample = _draw_sample(sentences, max_sentences, seed)
     if not sample:
         raise ValueError("texts must hold at least one sentence, got none.")
     # the trainer's progress bar would write to stdout, so another bar shows the counting of words,
@@ -101,29 +101,29 @@ def learn_vocabulary(
 def _with_symbols(
     tokenizer: VanillaTransformerTokenizer, symbols: Sequence[str]
 ) -> VanillaTransformerTokenizer:
-    learned = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    vocab = dict(learned["vocab"])
+    learned_model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    vocab = dict(learned_model["vocab"])
     for symbol in symbols:
         # a symbol may also be a word of the texts, whose token then exists already
         vocab.setdefault(symbol_token(symbol), len(vocab))
-    merges = [tuple(pair) for pair in learned["merges"]]
+    merges = [tuple(pair) for pair in learned_model["merges"]]
     return VanillaTransformerTokenizer(vocab, merges, symbols=list(symbols))
 
 
-def _sentences(rows: Iterable[str | Mapping]) -> Iterator[str]:
+def _read_sentences(rows: Iterable[str | Mapping]) -> Iterator[str]:
     for row in rows:
         if isinstance(row, str):
             if row:
                 yield row
         elif isinstance(row, Mapping):
-            yield from _sentences(row.values())
+            yield from _read_sentences(row.values())
         else:
             raise ValueError(
                 f"texts must be strings, or mappings from language to string, got {row!r}."
             )
 
 
-def _sample(sentences: Iterable[str], size: int, seed: int) -> list[str]:
+def _draw_sample(sentences: Iterable[str], size: int, seed: int) -> list[str]:
     # reservoir sampling: each of the first n sentences is kept with probability size / n
     generator = random.Random(seed)
     sample = []

@@ -87,7 +87,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False),
-                *_parts_before_bytes(symbols),
+                *_split_at_symbols(symbols),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not symbols),
             ]
         )
@@ -106,28 +106,30 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         self.symbols = list(symbols or [])
         # the library would give a missing token the next free id, which is outside of the model's
         # embedding. This is refused for the default names; a caller with other names wants new ids
-        known = set(self._tokenizer.get_vocab(with_added_tokens=False))
-        known |= {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
-        named = [str(token) for token in (pad_token, bos_token, eos_token, unk_token)]
-        missing = [token for token in named if token in SPECIAL_TOKENS and token not in known]
-        if missing:
+        known_tokens = set(self._tokenizer.get_vocab(with_added_tokens=False))
+        known_tokens |= {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
+        named_tokens = [str(token) for token in (pad_token, bos_token, eos_token, unk_token)]
+        missing_tokens = [
+            token for token in named_tokens if token in SPECIAL_TOKENS and token not in known_tokens
+        ]
+        if missing_tokens:
             raise ValueError(
                 f"the vocabulary must hold the special tokens {', '.join(SPECIAL_TOKENS)}, "
-                f"got {len(known)} tokens without {', '.join(missing)}."
+                f"got {len(known_tokens)} tokens without {', '.join(missing_tokens)}."
             )
-        if not known.issuperset(alphabet):
+        if not known_tokens.issuperset(alphabet):
             raise ValueError(
                 f"the vocabulary must hold all {len(alphabet)} byte symbols, so that no text is "
-                f"unknown, got {len(known.intersection(alphabet))}."
+                f"unknown, got {len(known_tokens.intersection(alphabet))}."
             )
-        unknown = [
+        missing_symbols = [
             symbol
             for symbol, token in zip(self.symbols, symbol_tokens, strict=True)
-            if token not in known
+            if token not in known_tokens
         ]
-        if unknown:
+        if missing_symbols:
             raise ValueError(
-                f"the vocabulary must hold every symbol, got none of {', '.join(unknown)}."
+                f"the vocabulary must hold every symbol, got none of {', '.join(missing_symbols)}."
             )
 
     def _add_tokens(
@@ -138,18 +140,20 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         # the backend stores an added token as an ordinary one, and only this class marks it as
         # special. The backend searches the normalized text for added tokens: otherwise it would
         # treat the text after such a token as the start of a text
-        named = {*SPECIAL_TOKENS, *map(str, self._special_tokens_map.values())}
+        named_tokens = {*SPECIAL_TOKENS, *map(str, self._special_tokens_map.values())}
         tokens = []
         for token in new_tokens:
-            state = (token if isinstance(token, AddedToken) else AddedToken(token)).__getstate__()
-            is_named = state["content"] in named
-            tokens.append(AddedToken(**state | {"special": is_named, "normalized": not is_named}))
+            added_token = token if isinstance(token, AddedToken) else AddedToken(token)
+            token_state = added_token.__getstate__()
+            is_named = token_state["content"] in named_tokens
+            token_state |= {"special": is_named, "normalized": not is_named}
+            tokens.append(AddedToken(**token_state))
             if special_tokens and not is_named and str(token) not in self.extra_special_tokens:
                 self._extra_special_tokens.append(tokens[-1])
         # `symbols` is set after super().__init__, which adds the tokens of a saved tokenizer: these
         # tokens are not checked
         if hasattr(self, "symbols"):
-            self._refuse_byte_symbols([token for token in tokens if str(token) not in named])
+            self._refuse_byte_symbols([token for token in tokens if str(token) not in named_tokens])
         num_added = self._tokenizer.add_tokens(tokens)
         self._set_decoder()
         return num_added
@@ -168,17 +172,17 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         # ByteLevel decodes every character as the symbol of a byte, also in a token that a user has
         # added, such as Zürich. So each such token is first replaced by the symbols of its bytes
         vocab = self._tokenizer.get_vocab(with_added_tokens=False)
-        added = {
+        added_tokens = {
             unicodedata.normalize("NFC", str(token))
             for token in self._tokenizer.get_added_tokens_decoder().values()
         }
-        spelled = [
+        spelling_steps = [
             decoders.Replace(Regex(f"^{re.escape(token)}$"), _byte_symbols(token))
-            for token in sorted(added)
+            for token in sorted(added_tokens)
             if _is_of_byte_symbols(token) and token not in vocab
         ]
         self._tokenizer.decoder = decoders.Sequence(
-            [*spelled, decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
+            [*spelling_steps, decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
         )
 
     def __setstate__(self, state: dict):
@@ -193,11 +197,11 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             A copy in which all special tokens are marked as special, also those that a user has
             added, so that `decode` can skip them.
         """
-        content = json.loads(self._tokenizer.to_str())
-        special = {str(token) for token in self._extra_special_tokens}
-        for token in content["added_tokens"]:
-            token["special"] |= token["content"] in special
-        return Tokenizer.from_str(json.dumps(content))
+        definition = json.loads(self._tokenizer.to_str())
+        special_tokens = {str(token) for token in self._extra_special_tokens}
+        for token in definition["added_tokens"]:
+            token["special"] |= token["content"] in special_tokens
+        return Tokenizer.from_str(json.dumps(definition))
 
     def _save_pretrained(self, save_directory: str | PathLike, *args, **kwargs) -> tuple[str, ...]:
         names = super()._save_pretrained(save_directory, *args, **kwargs)
@@ -218,9 +222,9 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs
     ) -> str:
         if skip_special_tokens and self.extra_special_tokens:
-            skipped = set(self.extra_special_tokens_ids)
+            skipped_ids = set(self.extra_special_tokens_ids)
             ids = [token_ids] if isinstance(token_ids, int) else token_ids
-            token_ids = [index for index in ids if index not in skipped]
+            token_ids = [index for index in ids if index not in skipped_ids]
         return super()._decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
 
 
@@ -243,8 +247,8 @@ def symbol_token(symbol: str) -> str:
 
 def _byte_symbols(text: str) -> str:
     """Replace each byte of a text in UTF-8 by the character that ByteLevel uses for this byte."""
-    spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return spelled.pre_tokenize_str(text)[0][0]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return byte_level.pre_tokenize_str(text)[0][0]
 
 
 def _is_of_byte_symbols(token: str) -> bool:
@@ -252,12 +256,12 @@ def _is_of_byte_symbols(token: str) -> bool:
     return not token.isascii() and BYTE_SYMBOLS.issuperset(token)
 
 
-def _parts_before_bytes(symbols: list[str] | None) -> list[pre_tokenizers.PreTokenizer]:
+def _split_at_symbols(symbols: list[str] | None) -> list[pre_tokenizers.PreTokenizer]:
     if not symbols:
         return []
     # every word has a space before it, also the first word, which gets one from Metaspace
-    whole = f" (?:{'|'.join(map(re.escape, symbols))})(?=\\s|\\z)"
-    return [pre_tokenizers.Split(Regex(f"{whole}|{WORDS}"), "isolated")]
+    symbol_pattern = f" (?:{'|'.join(map(re.escape, symbols))})(?=\\s|\\z)"
+    return [pre_tokenizers.Split(Regex(f"{symbol_pattern}|{WORDS}"), "isolated")]
 
 
 __all__ = ["VanillaTransformerTokenizer"]

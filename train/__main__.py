@@ -4,7 +4,7 @@ import os
 import sys
 
 from ..console import EXIT_SIGNAL, run_command
-from .recipe import MEASURED, parse_arguments
+from .recipe import MEASURED_PREVIEW, parse_arguments
 
 
 def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
@@ -29,7 +29,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
         from .dry_run import describe
 
         text = describe(config, switches.recipe)
-        if switches.dry_run == MEASURED:
+        if switches.dry_run == MEASURED_PREVIEW:
             from .measuring import measure
 
             text += f"\n\n{measure(config)}"

@@ -43,25 +43,26 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         f"of them, and save them in the {GENERATION_FILE} of RUN, a folder; give validation data",
     )
     settings = vars(parse_flags(parser, argv))
-    folder, chooses = Path(settings["run"]), settings.pop("choose_heads")
-    if chooses and not folder.is_dir():
+    folder, chooses_heads = Path(settings["run"]), settings.pop("choose_heads")
+    if chooses_heads and not folder.is_dir():
         raise ValueError(f"run must be a folder with choose_heads, got {settings['run']!r}.")
     pipeline, pairs = load_with_pairs(settings, "aligning")
-    if not chooses:
+    if not chooses_heads:
         for sources, targets in pairs:
-            for found in pipeline.align(sources, targets, **settings):
-                yield " ".join(f"{source}-{target}" for source, target in found)
+            for alignment in pipeline.align(sources, targets, **settings):
+                yield " ".join(f"{source}-{target}" for source, target in alignment)
         return
     sources, targets = next(pairs, ([], []))
-    encoded = pipeline.encode_pairs(sources[:MOST_PAIRS], targets[:MOST_PAIRS], **settings)
+    encoded_pairs = pipeline.encode_pairs(sources[:MOST_PAIRS], targets[:MOST_PAIRS], **settings)
     model = pipeline.model
     with evaluating(model):
-        heads, share = choose_heads(model, pipeline.tokenizer, *encoded)
+        heads, share = choose_heads(model, pipeline.tokenizer, *encoded_pairs)
     config = model.generation_config
     setattr(config, HEADS_FIELD, heads)
     refuse_links(folder, [GENERATION_FILE])
     write_atomically(folder / GENERATION_FILE, config.to_json_string())
+    heads_text = " ".join(f"{layer}.{head}" for layer, head in heads)
     yield (
-        f"{len(heads)} heads (layer.head, from 0): {' '.join(f'{a}.{b}' for a, b in heads)}; they "
-        f"find the source token that a target token needs most for {share:.1%} of target tokens"
+        f"{len(heads)} heads (layer.head, from 0): {heads_text}; they find the source token "
+        f"that a target token needs most for {share:.1%} of target tokens"
     )

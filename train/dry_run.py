@@ -56,36 +56,46 @@ def describe(config: TrainConfig, recipe: str) -> str:
         model = make_model(config, model_config)
     # the learning rate is highest at the end of the warm-up, or before it, if the run ends or its
     # cooldown begins within the warm-up
-    highest = min(config.warmup_steps, config.max_steps - config.cooldown_steps)
-    peak = learning_rate_of(config, model_config.d_model)(highest)
-    tokens = config.max_steps * config.tokens_per_step
-    computed = {
-        "sizes": _sizes(model_config),
+    peak_step = min(config.warmup_steps, config.max_steps - config.cooldown_steps)
+    peak_learning_rate = learning_rate_of(config, model_config.d_model)(peak_step)
+    training_tokens = config.max_steps * config.tokens_per_step
+    num_flops = training_tokens * flops_per_token(model)
+    computed_facts = {
+        "sizes": _describe_sizes(model_config),
         "parameters": f"{model.num_parameters():,} with {vocab_size:,} tokens",
         "steps": f"{config.max_steps:,}",
         "tokens per step": f"{config.tokens_per_step:,} of the source and of the target",
-        "tokens in all": f"{tokens:,} of the source and of the target",
-        "training": f"{tokens * flops_per_token(model):.2g} FLOPs, without attention scores",
-        **_memory(config, model),
-        "highest learning rate": f"{peak:.3g} at step {highest:,}",
+        "tokens in all": f"{training_tokens:,} of the source and of the target",
+        "training": f"{num_flops:.2g} FLOPs, without attention scores",
+        **_describe_memory(config, model),
+        "highest learning rate": f"{peak_learning_rate:.3g} at step {peak_step:,}",
     }
-    papers, settings = TrainConfig(), dataclasses.asdict(config)
-    differing = {name: value for name, value in settings.items() if value != getattr(papers, name)}
-    others = {name: value for name, value in settings.items() if name not in differing}
+    paper_config, settings = TrainConfig(), dataclasses.asdict(config)
+    changed_settings = {
+        name: value for name, value in settings.items() if value != getattr(paper_config, name)
+    }
+    default_settings = {
+        name: value for name, value in settings.items() if name not in changed_settings
+    }
     texts = _local_texts(config)
     if texts is not None:
         if tokenizer is not None:
             refuse_unknown_text(tokenizer, config, texts)
-        computed |= _epochs(config, texts, tokenizer)
-    parts = [
+        computed_facts |= _describe_epochs(config, texts, tokenizer)
+    groups = [
         "\n".join([recipe, *(f"  {line}" for line in recipe_comment(recipe))]),
         *(() if texts is None else first_pairs(texts, tokenizer, config.streaming)),
-        group("computed", computed),
-        *(group("measured, with the unchanged recipe", run) for run in read_recipe_file(recipe)[1]),
-        _titled("settings that differ from the paper's base model", _yaml_lines(differing)),
-        _titled("default settings", _yaml_lines(others)),
+        format_facts("computed", computed_facts),
+        *(
+            format_facts("measured, with the unchanged recipe", run)
+            for run in read_recipe_file(recipe)[1]
+        ),
+        _format_group(
+            "settings that differ from the paper's base model", _yaml_lines(changed_settings)
+        ),
+        _format_group("default settings", _yaml_lines(default_settings)),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(groups)
 
 
 def _local_texts(config: TrainConfig) -> Texts | None:
@@ -93,27 +103,30 @@ def _local_texts(config: TrainConfig) -> Texts | None:
     languages = (config.source_lang, config.target_lang)
     corpora = [config.dataset, *(corpus["dataset"] for corpus in config.mix)]
     # `load_texts` refuses a missing file; a name that may be on the Hub is not looked up
-    is_path = [is_local(it, *languages) or is_file_name(it) for it in corpora]
+    is_path = [is_local(dataset, *languages) or is_file_name(dataset) for dataset in corpora]
     return load_texts(config) if all(is_path) and "demo" not in corpora else None
 
 
-def _epochs(
+def _describe_epochs(
     config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokenizerBase | None
 ) -> dict[str, str]:
     """Estimate the number of epochs from the first pairs."""
     # the size of a stream is unknown, and corpora with weights do not end at the same time
     if config.streaming or texts.weights is not None:
         return {}
-    first = [rows.select(range(min(len(rows), LEARNED_PAIRS))) for rows in texts.train]
+    first_rows = [
+        rows_of_corpus.select(range(min(len(rows_of_corpus), LEARNED_PAIRS)))
+        for rows_of_corpus in texts.train
+    ]
     if tokenizer is None:
-        sample = dataclasses.replace(texts, train=first)
-        tokenizer = learn_tokenizer(config, sample, progress=False)
+        first_texts = dataclasses.replace(texts, train=first_rows)
+        tokenizer = learn_tokenizer(config, first_texts, progress=False)
     num_tokens = 0.0
-    for rows, in_all in zip(first, texts.train, strict=True):
-        table = next(iter(rows.with_format("arrow").iter(COUNTED_PAIRS)))
+    for rows_of_corpus, all_rows in zip(first_rows, texts.train, strict=True):
+        table = next(iter(rows_of_corpus.with_format("arrow").iter(COUNTED_PAIRS)))
         sides = texts_of(table, texts.languages, "train", repair=True)
         lengths = [map(len, tokenizer(side).input_ids) for side in sides]
-        num_tokens += sum(map(max, *lengths)) * len(in_all) / len(table)
+        num_tokens += sum(map(max, *lengths)) * len(all_rows) / len(table)
     epochs = config.max_steps * config.tokens_per_step / num_tokens
     return {"epochs": f"about {epochs:.3g}"}
 
@@ -136,43 +149,48 @@ def first_pairs(
         table = next(iter(rows.with_format("arrow").iter(SHOWN_PAIRS)))
         sides = texts_of(table, texts.languages, "train", repair=True)
         lines = [
-            f"{language}, {_size(text, tokenizer)}: {shortened(repr(text), 3 * LONGEST_VALUE)}"
+            f"{language}, {_describe_length(text, tokenizer)}: "
+            f"{shortened(repr(text), 3 * LONGEST_VALUE)}"
             for pair in zip(*sides, strict=True)
             for language, text in zip(texts.languages, pair, strict=True)
         ]
-        in_all = "" if is_stream else f", {len(rows):,} in all"
-        groups.append(_titled(f"first pairs of {name}{in_all}", lines))
+        total_text = "" if is_stream else f", {len(rows):,} in all"
+        groups.append(_format_group(f"first pairs of {name}{total_text}", lines))
     return groups
 
 
-def _size(text: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    kind = "character" if tokenizer is None else "token"
+def _describe_length(text: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    unit = "character" if tokenizer is None else "token"
     count = len(text if tokenizer is None else tokenizer(text).input_ids)
-    return f"{count:,} {kind}{'s' * (count != 1)}"
+    return f"{count:,} {unit}{'s' * (count != 1)}"
 
 
-def _memory(config: TrainConfig, model: PreTrainedModel) -> dict[str, str]:
+def _describe_memory(config: TrainConfig, model: PreTrainedModel) -> dict[str, str]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    parts = state_bytes(config, model.num_parameters())
-    parts["loss and buffers"] = fixed_step_bytes(model.config, config.precision, device)
-    each = bytes_per_token(model.config, config.precision, config.max_length, device)
-    sizes = [min(config.tokens_per_micro_batch or CPU_TOKENS, config.tokens_per_step)]
+    bytes_by_part = state_bytes(config, model.num_parameters())
+    bytes_by_part["loss and buffers"] = fixed_step_bytes(model.config, config.precision, device)
+    bytes_of_token = bytes_per_token(model.config, config.precision, config.max_length, device)
+    batch_sizes = [min(config.tokens_per_micro_batch or CPU_TOKENS, config.tokens_per_step)]
     if config.tokens_per_micro_batch is None:
-        sizes.append(config.tokens_per_step)
-    batches = ", ".join(f"{_bytes(size * each)} with {size:,}" for size in dict.fromkeys(sizes))
+        batch_sizes.append(config.tokens_per_step)
+    batches = ", ".join(
+        f"{_format_bytes(size * bytes_of_token)} with {size:,}"
+        for size in dict.fromkeys(batch_sizes)
+    )
     return {
-        "memory": f"{_bytes(sum(parts.values()))} for {', '.join(parts)}",
-        "memory of a micro-batch": f"{_bytes(each)} for a source and a target token: {batches}",
+        "memory": f"{_format_bytes(sum(bytes_by_part.values()))} for {', '.join(bytes_by_part)}",
+        "memory of a micro-batch": f"{_format_bytes(bytes_of_token)} for a source and a target "
+        f"token: {batches}",
     }
 
 
-def _bytes(number: int) -> str:
+def _format_bytes(number: int) -> str:
     units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
     unit, name = next((unit, name) for unit, name in units if number >= unit)
     return f"{number / unit:.3g} {name}"
 
 
-def _sizes(config: PreTrainedConfig) -> str:
+def _describe_sizes(config: PreTrainedConfig) -> str:
     layers, heads, inner = (
         f"{size_of(config, f'encoder_{name}')} + {size_of(config, f'decoder_{name}')}"
         for name in ("layers", "attention_heads", "ffn_dim")
@@ -180,11 +198,11 @@ def _sizes(config: PreTrainedConfig) -> str:
     return f"{layers} layers, {heads} heads, d_model {config.d_model}, d_ff {inner}"
 
 
-def _titled(title: str, lines: list[str]) -> str:
+def _format_group(title: str, lines: list[str]) -> str:
     return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
-def group(title: str, facts: dict[str, str]) -> str:
+def format_facts(title: str, facts: dict[str, str]) -> str:
     """Format facts below a title.
 
     Args:
@@ -194,7 +212,7 @@ def group(title: str, facts: dict[str, str]) -> str:
     Returns:
         Lines of text.
     """
-    return _titled(title, [f"{name}: {fact}" for name, fact in facts.items()])
+    return _format_group(title, [f"{name}: {fact}" for name, fact in facts.items()])
 
 
 def _yaml_lines(settings: dict[str, Any]) -> list[str]:

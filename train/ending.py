@@ -27,11 +27,11 @@ SAME_REQUEST_SECONDS = 2.0
 # longest interval between two signs of life of a process
 SECONDS_BETWEEN_SIGNS = 2.0
 # environment variables that show that torchrun, or accelerate alone, started this process
-LAUNCHED = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
+LAUNCHER_VARIABLES = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
 # environment variable with a process id; the run stops when this process ends
-STARTER = "VANILLA_TRANSFORMER_STARTER"
+STARTER_VARIABLE = "VANILLA_TRANSFORMER_STARTER"
 # program that waits for the end of the launcher, at most a minute, and then prints a text
-SAY_AFTER = """
+PRINTING_PROGRAM = """
 import os, sys, time
 text, launcher = sys.argv[1], int(sys.argv[2])
 for _ in range(600):
@@ -46,7 +46,7 @@ os.write(2, text.encode())
 _stores: list[TCPStore] = []
 
 
-class Requests:
+class StopRequests:
     """Requests to stop, from signals or because the launcher has ended.
 
     Args:
@@ -55,11 +55,11 @@ class Requests:
 
     def __init__(self, prints_requests: bool):
         self.prints_requests = prints_requests
-        self.number: int | None = None
+        self.signal_number: int | None = None
         self._is_deferred = False
-        is_launched = any(name in os.environ for name in LAUNCHED)
+        is_launched = any(name in os.environ for name in LAUNCHER_VARIABLES)
         self._launcher = os.getppid() if is_launched else None
-        starter = os.environ.get(STARTER)
+        starter = os.environ.get(STARTER_VARIABLE)
         self._starter = psutil.Process(int(starter)) if starter else None
         self._terminals = [number for number in (1, 2) if os.isatty(number)]
 
@@ -77,9 +77,9 @@ class Requests:
 
         The end of the launcher counts as SIGTERM, because nothing else would stop this process.
         """
-        if self.number is None and self._is_orphan():
-            self.number = signal.SIGTERM
-        return self.number
+        if self.signal_number is None and self._is_orphan():
+            self.signal_number = signal.SIGTERM
+        return self.signal_number
 
     def _is_orphan(self) -> bool:
         if self._launcher not in (None, os.getppid()):
@@ -101,9 +101,9 @@ class Requests:
         Raises:
             Interrupted: If requests are not deferred.
         """
-        if self.number is not None:
+        if self.signal_number is not None:
             return
-        self.number = number
+        self.signal_number = number
         # a write to a closed terminal would raise an error and end the run, so stdout and stderr
         # are redirected to the null device
         for terminal in self._terminals:
@@ -122,7 +122,7 @@ class Requests:
 
 
 @contextlib.contextmanager
-def noticing_requests(prints_requests: bool = True) -> Iterator[Requests]:
+def noticing_requests(prints_requests: bool = True) -> Iterator[StopRequests]:
     """Handle requests to stop until the block ends; an ignored signal stays ignored.
 
     Args:
@@ -131,19 +131,21 @@ def noticing_requests(prints_requests: bool = True) -> Iterator[Requests]:
     Yields:
         The requests.
     """
-    requests = Requests(prints_requests)
+    requests = StopRequests(prints_requests)
     # Python handles signals only in its main thread
     is_main_thread = threading.current_thread() is threading.main_thread()
-    found = {number: signal.getsignal(number) for number in SIGNALS if is_main_thread}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS if is_main_thread}
     # nohup makes a process ignore SIGHUP, which must stay ignored
-    before = {number: it for number, it in found.items() if it != signal.SIG_IGN}
-    for number in before:
+    handlers_before = {
+        number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN
+    }
+    for number in handlers_before:
         signal.signal(number, requests.receive)
     try:
-        with _exiting_on_second_signal(before):
+        with _exiting_on_second_signal(handlers_before):
             yield requests
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)
 
 
@@ -160,31 +162,31 @@ def _exiting_on_second_signal(numbers: Collection[int]) -> Iterator[None]:
     if not numbers:
         yield
         return
-    reading, writing = socket.socketpair()
-    with reading, writing:
-        writing.setblocking(False)
-        before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    reading_socket, writing_socket = socket.socketpair()
+    with reading_socket, writing_socket:
+        writing_socket.setblocking(False)
+        descriptor_before = signal.set_wakeup_fd(writing_socket.fileno(), warn_on_full_buffer=False)
         thread = threading.Thread(
-            target=_exit_on_second_signal, args=(reading, numbers), daemon=True
+            target=_exit_on_second_signal, args=(reading_socket, numbers), daemon=True
         )
         thread.start()
         try:
             yield
         finally:
-            signal.set_wakeup_fd(before)
-            writing.shutdown(socket.SHUT_WR)
+            signal.set_wakeup_fd(descriptor_before)
+            writing_socket.shutdown(socket.SHUT_WR)
             thread.join()
 
 
-def _exit_on_second_signal(reading: socket.socket, numbers: Collection[int]):
+def _exit_on_second_signal(reading_socket: socket.socket, numbers: Collection[int]):
     """Read the numbers of signals until the socket is closed; end the process at a second one."""
-    first = None
-    while received := reading.recv(1):
+    first_time = None
+    while received := reading_socket.recv(1):
         if received[0] not in numbers:
             continue
-        if first is None:
-            first = time.monotonic()
-        elif time.monotonic() - first > SAME_REQUEST_SECONDS:
+        if first_time is None:
+            first_time = time.monotonic()
+        elif time.monotonic() - first_time > SAME_REQUEST_SECONDS:
             os._exit(EXIT_SIGNAL + received[0])
 
 
@@ -199,14 +201,14 @@ def ignore_signals(worker: int):
 
 
 @contextlib.contextmanager
-def naming_a_dead_worker(workers: int) -> Iterator[None]:
+def naming_a_dead_worker(num_workers: int) -> Iterator[None]:
     """Wait for torch's error about a dead DataLoader worker if reading from the worker fails first.
 
     The pipes of a killed process close a moment before its parent receives SIGCHLD. The handler of
     this signal raises torch's error, which names the worker.
 
     Args:
-        workers: Number of workers.
+        num_workers: Number of workers.
 
     Raises:
         RuntimeError: If a worker died; torch raises this error in any call of the main thread.
@@ -214,7 +216,7 @@ def naming_a_dead_worker(workers: int) -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError):
-        if workers:
+        if num_workers:
             time.sleep(1)
         raise
 
@@ -227,7 +229,7 @@ def print_after_launcher(text: str):
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    command = [sys.executable, "-c", SAY_AFTER, f"{text}\n", str(os.getppid())]
+    command = [sys.executable, "-c", PRINTING_PROGRAM, f"{text}\n", str(os.getppid())]
     # a new session, so that a signal to the launcher's process group does not end this program
     subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
 
@@ -260,7 +262,10 @@ def ending_if_stalled(minutes: float) -> Iterator[None]:
     store.set(str(state.process_index), "0")
     state.wait_for_everyone()
     watch = _StallWatch(store, state.process_index, state.num_processes, 60 * minutes)
-    threads = [threading.Thread(target=it, daemon=True) for it in (watch.exchange, watch.check)]
+    threads = [
+        threading.Thread(target=method, daemon=True)
+        for method in (watch.exchange_signs, watch.end_if_stalled)
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -272,64 +277,80 @@ def ending_if_stalled(minutes: float) -> Iterator[None]:
 class _StallWatch:
     """Signs of life of the processes of a run, exchanged every few seconds."""
 
-    def __init__(self, store: TCPStore, own: int, count: int, seconds: float):
-        self.store, self.own, self.seconds = store, own, seconds
-        self.names = [str(process) for process in range(count)]
-        self.interval = min(SECONDS_BETWEEN_SIGNS, seconds / 4)
+    def __init__(
+        self, store: TCPStore, process_index: int, num_processes: int, max_silent_seconds: float
+    ):
+        self.store, self.process_index = store, process_index
+        self.max_silent_seconds = max_silent_seconds
+        self.names = [str(process) for process in range(num_processes)]
+        self.interval = min(SECONDS_BETWEEN_SIGNS, max_silent_seconds / 4)
         self.is_over = threading.Event()
         # last sign of each process, and the time at which this process saw it change
-        self.seen = {name: (b"", time.monotonic()) for name in self.names}
+        self.last_signs = {name: (b"", time.monotonic()) for name in self.names}
         # time of the last answer of the store
-        self.answered = time.monotonic()
+        self.answer_time = time.monotonic()
 
-    def exchange(self):
+    def exchange_signs(self):
         """Send the signs of this process and read those of all; the store may never answer."""
         sign = 0
         while not self.is_over.wait(self.interval):
             sign += 1
             try:
-                self.store.set(str(self.own), str(sign))
-                found = self.store.multi_get(self.names)
+                self.store.set(str(self.process_index), str(sign))
+                signs = self.store.multi_get(self.names)
             except RuntimeError:
                 # the main process, which hosts the store, has ended; the launcher ends the others
                 self.is_over.set()
                 return
-            self.answered = time.monotonic()
-            for name, value in zip(self.names, found, strict=True):
-                if value != self.seen[name][0]:
-                    self.seen[name] = (value, self.answered)
+            self.answer_time = time.monotonic()
+            for name, sign_of_process in zip(self.names, signs, strict=True):
+                if sign_of_process != self.last_signs[name][0]:
+                    self.last_signs[name] = (sign_of_process, self.answer_time)
 
-    def check(self):
+    def end_if_stalled(self):
         """End this process when another one has sent no sign for too long."""
-        last = time.monotonic()
+        last_check = time.monotonic()
         while not self.is_over.wait(self.interval):
             now = time.monotonic()
             # if this process itself was stopped, it has missed signs of the others, so all times
             # begin anew
-            if now - last > 4 * self.interval + 1:
-                self.answered = now
-                self.seen = {name: (value, now) for name, (value, _) in self.seen.items()}
-            last = now
-            silent = [int(name) for name, (_, new) in self.seen.items() if now - new > self.seconds]
+            if now - last_check > 4 * self.interval + 1:
+                self.answer_time = now
+                self.last_signs = {
+                    name: (value, now) for name, (value, _) in self.last_signs.items()
+                }
+            last_check = now
+            silent_processes = [
+                int(name)
+                for name, (_, change_time) in self.last_signs.items()
+                if now - change_time > self.max_silent_seconds
+            ]
             # without an answer of the store, the main process, which hosts the store, is silent
-            if now - self.answered > self.seconds:
-                silent = [0]
-            if silent:
-                _end_without(silent, self.own, self.seconds, self.is_over)
+            if now - self.answer_time > self.max_silent_seconds:
+                silent_processes = [0]
+            if silent_processes:
+                _end_process(
+                    silent_processes, self.process_index, self.max_silent_seconds, self.is_over
+                )
                 return
 
 
-def _end_without(silent: list[int], own: int, seconds: float, is_over: threading.Event):
+def _end_process(
+    silent: list[int],
+    process_index: int,
+    max_silent_seconds: float,
+    is_over: threading.Event,
+):
     # the first live process prints the error while the others wait
-    is_first = own == min({*range(own + 1)} - {*silent})
+    is_first = process_index == min({*range(process_index + 1)} - {*silent})
     if is_over.wait(0 if is_first else SECONDS_BETWEEN_SIGNS):
         return
     if is_first:
         plural = "es" if len(silent) > 1 else ""
         text = (
-            f"\nerror: process{plural} {', '.join(map(str, silent))} of the run gave no sign of "
-            f"life for {seconds:,.0f} seconds (stall_minutes). The last checkpoint is intact: "
-            "resume with --resume.\n"
+            f"\nerror: process{plural} {', '.join(map(str, silent))} of the run gave no sign "
+            f"of life for {max_silent_seconds:,.0f} seconds (stall_minutes). The last checkpoint "
+            "is intact: resume with --resume.\n"
         )
         os.write(2, text.encode())
     # not an exception: the main thread waits for the stalled process, and would not handle it
@@ -338,8 +359,8 @@ def _end_without(silent: list[int], own: int, seconds: float, is_over: threading
 
 __all__ = [
     "SIGNALS",
-    "STARTER",
-    "Requests",
+    "STARTER_VARIABLE",
+    "StopRequests",
     "ending_if_stalled",
     "ignore_signals",
     "naming_a_dead_worker",

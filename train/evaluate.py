@@ -67,7 +67,7 @@ from .scoring import (
     score_translations,
 )
 from .step import REPLICATED, smoothed_loss_sum
-from .translate import SEARCH, add_search, fitting_lines, one_line, translate_lines
+from .translate import SEARCH_FLAGS, add_search_flags, fitting_lines, one_line, translate_lines
 
 logger = logging.getLogger(__name__)
 
@@ -116,13 +116,16 @@ def _loss_sum(
         # a sharded weight is whole only inside the forward of its module, and an edited model must
         # run its own forward
         return smoothed_loss_sum(model(**inputs, use_cache=False).logits, labels, 0.0)
-    states = model.model(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+    hidden_states = model.model(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
     # each logit is stored three times, in at most 4 bytes: as computed, in float32, and as a
     # log-probability
-    rows = max(1, block_bytes(states.device.type) // (3 * 4 * model.config.vocab_size))
-    parts = zip(states.split(rows), labels.flatten().split(rows), strict=True)
-    losses = (smoothed_loss_sum(model.lm_head(x)[None], label, 0.0) for x, label in parts)
-    return sum(losses, start=torch.zeros((), device=states.device))
+    block_rows = max(1, block_bytes(hidden_states.device.type) // (3 * 4 * model.config.vocab_size))
+    blocks = zip(hidden_states.split(block_rows), labels.flatten().split(block_rows), strict=True)
+    losses = (
+        smoothed_loss_sum(model.lm_head(block)[None], block_labels, 0.0)
+        for block, block_labels in blocks
+    )
+    return sum(losses, start=torch.zeros((), device=hidden_states.device))
 
 
 @dataclass(frozen=True)
@@ -167,11 +170,11 @@ class Evaluation:
         if (
             self.split is not None
             and recipe is not None
-            and all(getattr(self, it) == getattr(recipe, it) for it in names)
+            and all(getattr(self, field) == getattr(recipe, field) for field in names)
         ):
             return [self.split]
-        parts = filter(None, [self.dataset, self.name, self.revision, self.split])
-        return [*parts, self.source_lang, self.target_lang]
+        dataset_parts = filter(None, [self.dataset, self.name, self.revision, self.split])
+        return [*dataset_parts, self.source_lang, self.target_lang]
 
 
 def evaluate(
@@ -228,14 +231,22 @@ def evaluate(
         ValueError: If model, dataset, split, file, COMET or the other run's translations are
             missing, or arguments contradict each other.
     """
-    state = joined_processes()
-    corpus = None if dataset is None else str(dataset)
-    other = None if against is None else str(against)
-    folder = None if output_dir is None else str(output_dir)
-    paths = [reference] if isinstance(reference, str | Path) else reference
-    files = (None if source is None else str(source), tuple(map(str, paths)), sacrebleu)
-    data = (corpus, name, source_lang, target_lang, revision, *files)
-    task = in_all_processes(lambda: _resolve(str(run), split, *data, bleu_tokenizer, comet, folder))
+    state = join_processes()
+    dataset_name = None if dataset is None else str(dataset)
+    other_run = None if against is None else str(against)
+    results_folder = None if output_dir is None else str(output_dir)
+    reference_paths = [reference] if isinstance(reference, str | Path) else reference
+    test_set_arguments = (
+        None if source is None else str(source),
+        tuple(map(str, reference_paths)),
+        sacrebleu,
+    )
+    data_arguments = (dataset_name, name, source_lang, target_lang, revision, *test_set_arguments)
+    task = in_all_processes(
+        lambda: _resolve_arguments(
+            str(run), split, *data_arguments, bleu_tokenizer, comet, results_folder
+        )
+    )
     # the main process prepares the data, and the others then find it in the cache
     sources, *references = main_process_first(lambda: _load_texts(task))
     title = task.split or task.dataset
@@ -245,39 +256,43 @@ def evaluate(
     )
     model = pipeline.model
     in_all_processes(lambda: list(fitting_lines([sources], pipeline, title)))
-    key = _result_name(task, search, model)
+    result_name = _result_name(task, search, model)
     # the engine changes only the speed, so it is not recorded among the settings of the search
-    engine = {"engine": search.pop("engine")} if "engine" in search else {}
-    if other is not None:
-        other_key, others = in_all_processes(
-            lambda: _translations_to_compare(other, task, key, sources, references)
+    engine_option = {"engine": search.pop("engine")} if "engine" in search else {}
+    if other_run is not None:
+        other_result_name, other_translations = in_all_processes(
+            lambda: _translations_to_compare(other_run, task, result_name, sources, references)
         )
-    main_process_first(lambda: _refuse_unwritable(state, task.folder, key))
+    main_process_first(lambda: _refuse_unwritable(state, task.folder, result_name))
     started = time.monotonic()
-    translations = translate_shared(state, pipeline, sources, title, **search, **engine)
+    translations = translate_shared(state, pipeline, sources, title, **search, **engine_option)
     seconds = time.monotonic() - started
     if not state.is_main_process:
         return None
     # saved before scoring, so that they are kept if scoring fails
-    is_unchanged = _save_translations(task.folder, key, sources, references, translations)
-    scores = _scores_of(task, sources, references, translations, comet)
-    defaults = {field: getattr(model.generation_config, field, None) for field in SEARCH}
+    is_unchanged = _save_translations(task.folder, result_name, sources, references, translations)
+    scores = _compute_scores(task, sources, references, translations, comet)
+    defaults = {field: getattr(model.generation_config, field, None) for field in SEARCH_FLAGS}
     scores |= {"search": {**defaults, **search}, "seconds": seconds}
     scores["processes"] = state.num_processes
     if task.recipe is not None:
         scores["average"] = average
-    if other is not None:
+    if other_run is not None:
         comparison = compare_translations(
-            translations, others, references[0], task.bleu_tokenizer, references[1:]
+            translations, other_translations, references[0], task.bleu_tokenizer, references[1:]
         )
-        scores["against"] = {f"{other_key} of {other}": comparison}
-    _save_scores(task, key, scores, is_unchanged, model.num_parameters())
-    saved = _saved_files(task.folder, key)[-1]
-    logger.info("The translations are in %s, the scores in %s.", saved, task.folder / SCORES_FILE)
+        scores["against"] = {f"{other_result_name} of {other_run}": comparison}
+    _save_scores(task, result_name, scores, is_unchanged, model.num_parameters())
+    translations_path = _result_paths(task.folder, result_name)[-1]
+    logger.info(
+        "The translations are in %s, the scores in %s.",
+        translations_path,
+        task.folder / SCORES_FILE,
+    )
     return scores
 
 
-def _resolve(
+def _resolve_arguments(
     run: str,
     split: str | None,
     dataset: str | None,
@@ -293,8 +308,8 @@ def _resolve(
     output_dir: str | None,
 ) -> Evaluation:
     """Check the arguments of `evaluate`, and fill in the defaults from the recipe of a run."""
-    of_dataset = {"split": split, "dataset": dataset, "name": name, "revision": revision}
-    test_set = _check_test_set(source, references, sacrebleu, of_dataset)
+    dataset_arguments = {"split": split, "dataset": dataset, "name": name, "revision": revision}
+    test_set = _check_test_set(source, references, sacrebleu, dataset_arguments)
     recipe = _check_arguments(run, dataset or test_set, output_dir, comet)
     streaming = False
     if recipe is not None:
@@ -320,10 +335,10 @@ def _resolve(
             streaming = recipe.streaming and split != "train"
     if sacrebleu is not None:
         refuse_sacrebleu_set(sacrebleu, source_lang, target_lang)
-    default = bleu_tokenizer_of(target_lang)
+    default_bleu_tokenizer = bleu_tokenizer_of(target_lang)
     if recipe is not None and target_lang == recipe.target_lang:
-        default = recipe.bleu_tokenizer or default
-    bleu_tokenizer = bleu_tokenizer or default
+        default_bleu_tokenizer = recipe.bleu_tokenizer or default_bleu_tokenizer
+    bleu_tokenizer = bleu_tokenizer or default_bleu_tokenizer
     # refuse a wrong tokenizer before the translation, which takes long
     score_translations(["a"], ["a"], bleu_tokenizer)
     return Evaluation(
@@ -339,7 +354,7 @@ def _resolve(
         streaming=streaming,
         references=references,
         bleu_tokenizer=bleu_tokenizer,
-        default_tokenizer=default,
+        default_tokenizer=default_bleu_tokenizer,
     )
 
 
@@ -347,17 +362,20 @@ def _check_test_set(
     source: str | None,
     references: tuple[str, ...],
     sacrebleu: str | None,
-    of_dataset: Mapping[str, str | None],
+    dataset_arguments: Mapping[str, str | None],
 ) -> str | None:
     """Refuse several test sets at once; return the name of one that is no dataset, or None."""
     if (source is None) != (not references):
-        missing = "source" if source is None else "reference"
-        raise ValueError(f"source and reference must be given together, got no {missing}.")
-    given = [name for name, value in of_dataset.items() if value is not None]
-    named = [name for name, value in (("source", source), ("sacrebleu", sacrebleu)) if value]
-    if named and len(named + given) > 1:
+        missing_argument = "source" if source is None else "reference"
+        raise ValueError(f"source and reference must be given together, got no {missing_argument}.")
+    dataset_names = [name for name, value in dataset_arguments.items() if value is not None]
+    test_set_names = [
+        name for name, value in (("source", source), ("sacrebleu", sacrebleu)) if value
+    ]
+    if test_set_names and len(test_set_names + dataset_names) > 1:
         raise ValueError(
-            f"one of a dataset, source and sacrebleu must be given, got {', '.join(named + given)}."
+            "one of a dataset, source and sacrebleu must be given, got "
+            f"{', '.join(test_set_names + dataset_names)}."
         )
     return source or (sacrebleu and f"{SACREBLEU} {sacrebleu}")
 
@@ -366,11 +384,11 @@ def _load_with_average(task: Evaluation, *options: Any) -> tuple[TranslationPipe
     """Load model and tokenizer, and describe which checkpoints the model is the average of."""
     folder = Path(task.run) if task.recipe is not None else None
     while True:
-        before = describe_average(folder) if folder else None
+        average = describe_average(folder) if folder else None
         pipeline = load(task.run, *options)
         # load again if another command has replaced the model in the meantime
-        if before == (describe_average(folder) if folder else None):
-            return pipeline, before
+        if average == (describe_average(folder) if folder else None):
+            return pipeline, average
 
 
 def _check_arguments(
@@ -382,9 +400,12 @@ def _check_arguments(
         require_nonempty_path(output_dir, "output_dir")
     if dataset is None and not is_run:
         check_local(run, "run must be a run folder")
-        found = f"{run!r} without a {RECIPE_FILE}" if Path(run).is_dir() else f"no folder {run!r}"
+        run_problem = (
+            f"{run!r} without a {RECIPE_FILE}" if Path(run).is_dir() else f"no folder {run!r}"
+        )
         raise ValueError(
-            f"run must be a run folder, or dataset, source or sacrebleu must be given, got {found}."
+            f"run must be a run folder, or dataset, source or sacrebleu must be given, got "
+            f"{run_problem}."
         )
     if output_dir is None and not Path(run).is_dir():
         raise ValueError(f"output_dir must be given if the model is not a folder, got {run!r}.")
@@ -428,58 +449,70 @@ def _load_texts(task: Evaluation) -> list[list[str]]:
 
 def _result_name(task: Evaluation, search: Mapping[str, Any], model: PreTrainedModel) -> str:
     """Return the name of the results: the data, and the settings that differ from the defaults."""
-    settings = [
+    changed_settings = [
         field if value is True else f"{field}{'-' * isinstance(value, str)}{value}"
         for field, value in sorted(search.items())
         if field != "engine" and value != getattr(model.generation_config, field, None)
     ]
     if task.bleu_tokenizer != task.default_tokenizer:
-        settings.append(f"bleu_tokenizer-{task.bleu_tokenizer}")
-    return _file_name(task.data_name_parts + settings)
+        changed_settings.append(f"bleu_tokenizer-{task.bleu_tokenizer}")
+    return _file_name(task.data_name_parts + changed_settings)
 
 
 def _translations_to_compare(
-    against: str, task: Evaluation, key: str, sources: list[str], references: list[list[str]]
+    against: str,
+    task: Evaluation,
+    result_name: str,
+    sources: list[str],
+    references: list[list[str]],
 ) -> tuple[str, list[str]]:
     """Return the saved translations to compare with, and the name that they are saved under."""
-    other = Path(against)
+    other_folder = Path(against)
     # a run is compared with itself to measure another search: use the results of its own search
-    is_itself = other.resolve() in (Path(task.run).resolve(), task.folder.resolve())
-    own = _file_name(task.data_name_parts)
-    keys = [own] if is_itself else [key, task.split or own]
-    found, translations = _saved_translations(other, keys, sources, references)
-    score, average = read_scores(other).get(found, {}), describe_average(other)
-    if average is not None and is_of_other_weights(score, average):
+    is_itself = other_folder.resolve() in (Path(task.run).resolve(), task.folder.resolve())
+    own_name = _file_name(task.data_name_parts)
+    candidate_names = [own_name] if is_itself else [result_name, task.split or own_name]
+    found_name, translations = _find_saved_translations(
+        other_folder, candidate_names, sources, references
+    )
+    other_scores = read_scores(other_folder).get(found_name, {})
+    average = describe_average(other_folder)
+    if average is not None and is_of_other_weights(other_scores, average):
         raise ValueError(
-            f"against must be a run whose translations are its model's, got {other} with "
-            f"translations by {score['average']}, while the model is {average}: evaluate that run "
-            "first."
+            f"against must be a run whose translations are its model's, got {other_folder} with "
+            f"translations by {other_scores['average']}, while the model is {average}: evaluate "
+            "that run first."
         )
-    return found, translations
+    return found_name, translations
 
 
 def _save_translations(
-    folder: Path, key: str, sources: list[str], references: list[list[str]], translations: list[str]
+    folder: Path,
+    result_name: str,
+    sources: list[str],
+    references: list[list[str]],
+    translations: list[str],
 ) -> bool:
     """Save sources, references and translations; return whether the same ones were there before."""
-    texts = {
+    text_by_path = {
         path: "".join(f"{line}\n" for line in map(one_line, lines))
         for path, lines in zip(
-            _saved_files(folder, key, len(references)),
+            _result_paths(folder, result_name, len(references)),
             (sources, *references, translations),
             strict=True,
         )
     }
     with lock_run_folder(folder, SECONDS_TO_WAIT):
         is_unchanged = all(
-            path.is_file() and path.read_bytes() == text.encode() for path, text in texts.items()
+            path.is_file() and path.read_bytes() == text.encode()
+            for path, text in text_by_path.items()
         )
-        for path, text in texts.items():
+        for path, text in text_by_path.items():
             write_atomically(path, text)
     return is_unchanged
 
 
-def _scores_of(
+def _compute_scores(
     task: Evaluation,
     sources: list[str],
     references: list[list[str]],
@@ -498,37 +531,39 @@ def _scores_of(
     if intervals is not None:
         scores["intervals"] = intervals
     if task.recipe is not None:
-        scores["leaks"] = _leaks_of(task, task.recipe, sources, references)
+        scores["leaks"] = _count_leaks_in_training(task, task.recipe, sources, references)
     if comet is not None:
         scores["comet"] = comet_score(sources, translations, references[0], comet)
         # `comet-score` reads a single reference for each sentence
-        others = f", the first of {len(references)} references" if len(references) > 1 else ""
-        scores["comet_signature"] = f"{comet}{others}"
+        reference_note = (
+            f", the first of {len(references)} references" if len(references) > 1 else ""
+        )
+        scores["comet_signature"] = f"{comet}{reference_note}"
     return scores
 
 
-def _leaks_of(
+def _count_leaks_in_training(
     task: Evaluation, recipe: TrainConfig, sources: list[str], references: list[list[str]]
 ) -> dict[str, Any] | str:
     """Count the sentences that are in the training text, or return why they cannot be counted."""
     if recipe.streaming:
         return STREAMED
-    languages = recipe.source_lang, recipe.target_lang
-    own_languages = task.source_lang, task.target_lang
-    if {*own_languages} != {*languages}:
-        return f"the training text is in {' and '.join(languages)}"
+    training_languages = recipe.source_lang, recipe.target_lang
+    test_languages = task.source_lang, task.target_lang
+    if {*test_languages} != {*training_languages}:
+        return f"the training text is in {' and '.join(training_languages)}"
     corpora = [recipe.dataset, *(corpus["dataset"] for corpus in recipe.mix)]
-    if not all(is_available_offline(dataset, *languages) for dataset in corpora):
+    if not all(is_available_offline(dataset, *training_languages) for dataset in corpora):
         return "the training text is not on this machine"
     try:
         texts = load_texts(recipe)
-        began = next(iter(read_environment(Path(task.run))), {})
-        if began.get("text_sha256") not in (None, ", ".join(texts.hashes)):
+        first_environment = next(iter(read_environment(Path(task.run))), {})
+        if first_environment.get("text_sha256") not in (None, ", ".join(texts.hashes)):
             return "the training text has changed since the training"
         if task.data_name_parts == [task.split] and task.split in texts.held_out:
             hits = texts.leaks_of(task.split)
         else:
-            finder = LeakFinder(sources, list(chain(*references)), own_languages)
+            finder = LeakFinder(sources, list(chain(*references)), test_languages)
             hits = find_leaks(texts.train, texts.hashes, finder)
         if recipe.drop_leaks:
             # the run dropped these pairs, so it was not trained on them
@@ -541,28 +576,32 @@ def _leaks_of(
 
 
 def _save_scores(
-    task: Evaluation, key: str, scores: dict[str, Any], is_unchanged: bool, num_parameters: int
+    task: Evaluation,
+    result_name: str,
+    scores: dict[str, Any],
+    is_unchanged: bool,
+    num_parameters: int,
 ):
     """Add the scores to `scores.json`, and to the model card if the folder is that of the run."""
     with lock_run_folder(task.folder, SECONDS_TO_WAIT):
         # read under the lock, because another evaluation may have saved scores in the meantime
-        before = read_scores(task.folder)
-        if is_unchanged and key in before:
-            _keep_comparisons(scores, before[key])
-        text = json.dumps({**before, key: scores}, indent=1, ensure_ascii=False)
+        saved_scores = read_scores(task.folder)
+        if is_unchanged and result_name in saved_scores:
+            _copy_slow_scores(scores, saved_scores[result_name])
+        text = json.dumps({**saved_scores, result_name: scores}, indent=1, ensure_ascii=False)
         write_atomically(task.folder / SCORES_FILE, text)
         if task.recipe is not None and task.folder.resolve() == Path(task.run).resolve():
             write_model_card(task.folder, task.recipe, num_parameters)
 
 
-def joined_processes() -> PartialState:
+def join_processes() -> PartialState:
     """Join the processes that a launcher started, on CPUs if asked for or if there is no GPU.
 
     Returns:
         State of the processes.
     """
-    cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or is_launched_on_cpu()
-    return PartialState(cpu=cpu, timeout=LONGEST_WAIT)
+    uses_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or is_launched_on_cpu()
+    return PartialState(cpu=uses_cpu, timeout=LONGEST_WAIT)
 
 
 def translate_shared(
@@ -585,7 +624,7 @@ def translate_shared(
         Translations of all sentences, in order.
     """
     share = slice(state.process_index, None, state.num_processes)
-    own = list(
+    own_translations = list(
         tqdm(
             translate_lines(pipeline, sources[share], **search),
             total=len(sources[share]),
@@ -595,8 +634,8 @@ def translate_shared(
         )
     )
     translations = [""] * len(sources)
-    for rank, part in enumerate(gather_object([own])):
-        translations[rank :: state.num_processes] = part
+    for rank, rank_translations in enumerate(gather_object([own_translations])):
+        translations[rank :: state.num_processes] = rank_translations
     return translations
 
 
@@ -605,34 +644,35 @@ def _file_name(parts: list[str]) -> str:
     return re.sub(r"[^\w.-]+", "-", "-".join(parts)).strip("-.")
 
 
-def _keep_comparisons(scores: dict[str, Any], before: Mapping[str, Any]) -> None:
+def _copy_slow_scores(scores: dict[str, Any], old_scores: Mapping[str, Any]) -> None:
     """Copy comparisons and COMET, which are slow, from earlier scores of the same translations."""
-    if "against" in before and before["bleu_signature"] == scores["bleu_signature"]:
-        scores["against"] = {**before["against"], **scores.get("against", {})}
-    if "comet" in before and "comet" not in scores:
-        scores |= {name: before[name] for name in ("comet", "comet_signature")}
+    if "against" in old_scores and old_scores["bleu_signature"] == scores["bleu_signature"]:
+        scores["against"] = {**old_scores["against"], **scores.get("against", {})}
+    if "comet" in old_scores and "comet" not in scores:
+        scores |= {name: old_scores[name] for name in ("comet", "comet_signature")}
 
 
-def _saved_translations(
-    folder: Path, keys: Iterable[str], sources: list[str], references: list[list[str]]
+def _find_saved_translations(
+    folder: Path, candidate_names: Iterable[str], sources: list[str], references: list[list[str]]
 ) -> tuple[str, list[str]]:
-    """Return the first key with saved translations of the same pairs, and the translations."""
-    for key in keys:
-        paths = _saved_files(folder, key, len(references))
+    """Return the first name with saved translations of the same pairs, and the translations."""
+    for result_name in candidate_names:
+        paths = _result_paths(folder, result_name, len(references))
         if all(path.is_file() for path in paths):
-            *kept, translations = (
+            *saved_sides, translations = (
                 [one_line(line) for line in read_text(path).split("\n")[:-1]] for path in paths
             )
-            if kept == [list(map(one_line, side)) for side in (sources, *references)]:
+            if saved_sides == [list(map(one_line, lines)) for lines in (sources, *references)]:
                 if len(translations) != len(sources):
                     raise ValueError(
                         f"{paths[-1]} must have {len(sources):,} lines, one for each sentence, got "
                         f"{len(translations):,}: evaluate that run again."
                     )
-                return key, translations
+                return result_name, translations
     raise ValueError(
         f"against must be a run with saved translations of the same sentences, got {folder} "
-        f"without them under {' or '.join(dict.fromkeys(keys))}: evaluate that run first."
+        f"without them under {' or '.join(dict.fromkeys(candidate_names))}: evaluate that run "
+        "first."
     )
 
 
@@ -645,32 +685,32 @@ def score_table(scores: Mapping[str, Any]) -> str:
     Returns:
         One line for each score.
     """
-    dataset = " ".join(filter(None, (scores["dataset"], scores["name"])))
-    data = ", ".join(filter(None, (dataset, scores["split"])))
+    dataset_name = " ".join(filter(None, (scores["dataset"], scores["name"])))
+    data_name = ", ".join(filter(None, (dataset_name, scores["split"])))
     search = ", ".join(f"{name} {value}" for name, value in scores["search"].items())
-    lines = {
-        "data": f"{data}, {scores['source_lang']}-{scores['target_lang']}, "
+    label_values = {
+        "data": f"{data_name}, {scores['source_lang']}-{scores['target_lang']}, "
         f"{scores['sentences']:,} sentences",
         "BLEU": f"{scores['bleu']:.2f}   {scores['bleu_signature']}",
         "chrF": f"{scores['chrf']:.2f}   {scores['chrf_signature']}",
     }
     if "intervals" in scores:
-        lines["95% interval"] = format_intervals(scores["intervals"])
+        label_values["95% interval"] = format_intervals(scores["intervals"])
     if "compound_bleu" in scores:
-        lines["as in paper"] = (
+        label_values["as in paper"] = (
             f"{scores['compound_bleu']:.2f}   {COMPOUND_BLEU}, {scores['compound_bleu_signature']}"
         )
     if "comet" in scores:
-        lines["COMET"] = f"{scores['comet']:.4f}   {scores['comet_signature']}"
-    lines["exact match"] = f"{scores['exact_match']:.1%}"
+        label_values["COMET"] = f"{scores['comet']:.4f}   {scores['comet_signature']}"
+    label_values["exact match"] = f"{scores['exact_match']:.1%}"
     if scores.get("empty"):
-        lines["empty"] = f"{scores['empty']:,} of {scores['sentences']:,} translations"
+        label_values["empty"] = f"{scores['empty']:,} of {scores['sentences']:,} translations"
     if "leaks" in scores:
-        lines["in training"] = describe_leaks(scores["leaks"])
-    lines["search"] = f"{search}; {scores['seconds']:.1f} s"
-    table = "\n".join(f"{name:12} {value}" for name, value in lines.items())
-    for other, comparison in scores.get("against", {}).items():
-        table += f"\n\nagainst {other}, paired bootstrap, with 95% confidence intervals\n"
+        label_values["in training"] = describe_leaks(scores["leaks"])
+    label_values["search"] = f"{search}; {scores['seconds']:.1f} s"
+    table = "\n".join(f"{name:12} {value}" for name, value in label_values.items())
+    for other_name, comparison in scores.get("against", {}).items():
+        table += f"\n\nagainst {other_name}, paired bootstrap, with 95% confidence intervals\n"
         table += "\n".join(
             f"{METRICS[name]:12} {result['score']:.2f} ± {result['ci']:.2f} against "
             f"{result['other']:.2f} ± {result['other_ci']:.2f}, p = {result['p_value']:.4f}   "
@@ -680,14 +720,14 @@ def score_table(scores: Mapping[str, Any]) -> str:
     return table
 
 
-def _saved_files(folder: Path, key: str, num_references: int = 1) -> list[Path]:
+def _result_paths(folder: Path, result_name: str, num_references: int = 1) -> list[Path]:
     """Return the paths of saved sources, references and translations, in this order."""
-    others = [f"reference{number}" for number in range(2, num_references + 1)]
-    sides = ("source", "reference", *others, "translation")
-    return [folder / "hypotheses" / f"{key}.{side}.txt" for side in sides]
+    more_references = [f"reference{number}" for number in range(2, num_references + 1)]
+    sides = ("source", "reference", *more_references, "translation")
+    return [folder / "hypotheses" / f"{result_name}.{side}.txt" for side in sides]
 
 
-def _refuse_unwritable(state: PartialState, folder: Path, key: str):
+def _refuse_unwritable(state: PartialState, folder: Path, result_name: str):
     """Refuse a folder that cannot be written to, before the translation, which takes long."""
     read_scores(folder)
     try:
@@ -697,7 +737,7 @@ def _refuse_unwritable(state: PartialState, folder: Path, key: str):
                 pass
         (folder / "hypotheses").mkdir(parents=True, exist_ok=True)
         # fails if the name of the file is too long for the file system
-        _saved_files(folder, key)[0].stat()
+        _result_paths(folder, result_name)[0].stat()
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -760,9 +800,9 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
     )
     parser.add_argument("--against", metavar="RUN", help="compare with another run's translations")
     parser.add_argument("--output_dir", help="folder for hypotheses and scores (RUN)")
-    add_search(parser)
+    add_search_flags(parser)
     add_trust_flag(parser)
-    if not joined_processes().is_main_process:
+    if not join_processes().is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
     scores = evaluate(**vars(parse_flags(parser, argv)))

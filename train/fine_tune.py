@@ -57,7 +57,7 @@ from .trainer import FusedTrainer
 logger = logging.getLogger(__name__)
 
 ADAPTER_FOLDER = "adapter"
-LAST = "last"
+LAST_CHECKPOINT = "last"
 
 
 @dataclass
@@ -108,7 +108,7 @@ class KeepGenerationConfig(TrainerCallback):
 
 
 def compute_metrics(
-    evaluated: EvalPrediction,
+    prediction: EvalPrediction,
     tokenizer: PreTrainedTokenizerBase,
     num_sentences: int,
     bleu_tokenizer: str = "13a",
@@ -116,7 +116,7 @@ def compute_metrics(
     """Score the token ids from `predict_with_generate` against the ids of the references.
 
     Args:
-        evaluated: `predictions` [sentences, T] and `label_ids` [sentences, T'], padded with the
+        prediction: `predictions` [sentences, T] and `label_ids` [sentences, T'], padded with the
             padding token or -100.
         tokenizer: Tokenizer of the model.
         num_sentences: Number of sentences in the split.
@@ -131,7 +131,7 @@ def compute_metrics(
             np.where(ids == IGNORED, tokenizer.pad_token_id, ids)[:num_sentences],
             skip_special_tokens=True,
         )
-        for ids in (evaluated.predictions, evaluated.label_ids)
+        for ids in (prediction.predictions, prediction.label_ids)
     )
     return score_translations(translations, references, bleu_tokenizer)
 
@@ -240,13 +240,13 @@ def _fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> di
     splits = ["train", "validation"] if is_evaluated else ["train"]
     # the main process prepares the data, and the others then find it in the cache
     rows = main_process_first(lambda: load_rows(options, splits, tokenizer))
-    longest = max_source_tokens(model.config)
+    max_positions = max_source_tokens(model.config)
     # sentences that are too long for the model are refused, because without them the evaluation
     # would score another split
-    if longest is not None and is_evaluated:
-        in_all_processes(lambda: _refuse_longer(rows["validation"], longest))
+    if max_positions is not None and is_evaluated:
+        in_all_processes(lambda: _refuse_longer(rows["validation"], max_positions))
     # published below: the library would publish every checkpoint, without the code to load it
-    is_published, args.push_to_hub = args.push_to_hub, False
+    publishes, args.push_to_hub = args.push_to_hub, False
     trainer = _make_trainer(options, args, model, tokenizer, rows)
     _train(trainer, args)
     _save(options, trainer, model, tokenizer, dtype)
@@ -255,7 +255,7 @@ def _fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> di
         trainer.save_metrics("eval", scores)
     if trainer.is_world_process_zero():
         write_card(options, args, trainer.state.global_step, scores)
-        if is_published:
+        if publishes:
             commit = push_to_hub(
                 args.output_dir,
                 args.hub_model_id,
@@ -275,11 +275,11 @@ def _make_trainer(
     rows: dict[str, Dataset],
 ) -> FusedTrainer:
     # padding on the right: the first token of a sentence must have the first position
-    padding = copy.copy(tokenizer)
-    padding.padding_side = "right"
-    scoring = None
+    padding_tokenizer = copy.copy(tokenizer)
+    padding_tokenizer.padding_side = "right"
+    score_function = None
     if args.predict_with_generate:
-        scoring = partial(
+        score_function = partial(
             compute_metrics,
             tokenizer=tokenizer,
             num_sentences=len(rows["validation"]),
@@ -290,11 +290,11 @@ def _make_trainer(
         args=args,
         # with label smoothing the trainer removes the labels from the model's inputs, so the model
         # needs decoder_input_ids; a collator with the model creates them
-        data_collator=DataCollatorForSeq2Seq(padding, model=model),
+        data_collator=DataCollatorForSeq2Seq(padding_tokenizer, model=model),
         train_dataset=rows["train"],
         eval_dataset=rows.get("validation"),
         processing_class=tokenizer,
-        compute_metrics=scoring,
+        compute_metrics=score_function,
     )
     trainer.add_callback(KeepGenerationConfig(model))
     return trainer
@@ -302,7 +302,7 @@ def _make_trainer(
 
 def _train(trainer: FusedTrainer, args: Seq2SeqTrainingArguments):
     checkpoint = args.resume_from_checkpoint
-    if checkpoint == LAST:
+    if checkpoint == LAST_CHECKPOINT:
         checkpoint = str(last_checkpoint(Path(args.output_dir)))
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -321,11 +321,11 @@ def _save(
     dtype: torch.dtype,
 ):
     """Save the trained model with weights of a dtype, and its adapters if there are any."""
-    own_parts = {
+    local_weights = {
         name: weight.to_local() if isinstance(weight, DTensor) else weight
         for name, weight in model.named_parameters()
     }
-    refuse_not_finite(own_parts, "the trained weights")
+    refuse_not_finite(local_weights, "the trained weights")
     trainer.save_state()
     if model.dtype != dtype:
         _round_weights(model, dtype)
@@ -333,13 +333,13 @@ def _save(
     trainer.save_model(str(Path(folder, ADAPTER_FOLDER)) if options.lora_rank else None)
     if options.lora_rank:
         # merged now, because a later evaluation in half precision rounds the weights in place
-        merged = trainer.model.merge_and_unload()
+        merged_model = trainer.model.merge_and_unload()
         if trainer.is_world_process_zero():
-            merged.save_pretrained(folder)
+            merged_model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
     elif model.dtype != dtype and trainer.is_world_process_zero():
-        saved = type(model).from_pretrained(folder, dtype=dtype, trust_remote_code=False)
-        saved.save_pretrained(folder)
+        saved_model = type(model).from_pretrained(folder, dtype=dtype, trust_remote_code=False)
+        saved_model.save_pretrained(folder)
 
 
 @torch.no_grad()
@@ -361,16 +361,16 @@ def last_checkpoint(folder: Path) -> Path:
     Raises:
         ValueError: If there is no complete checkpoint.
     """
-    whole = [
+    complete_checkpoints = [
         path
         for path in folder.glob("checkpoint-*")
         if (path / "trainer_state.json").is_file() and path.name.split("-")[1].isdecimal()
     ]
-    if not whole:
+    if not complete_checkpoints:
         raise ValueError(
             f"resume_from_checkpoint needs a complete checkpoint in {folder}, got none."
         )
-    return max(whole, key=lambda path: int(path.name.split("-")[1]))
+    return max(complete_checkpoints, key=lambda path: int(path.name.split("-")[1]))
 
 
 def write_card(
@@ -387,10 +387,10 @@ def write_card(
     folder = Path(args.output_dir)
     name = folder.resolve().name
     # a local path means nothing to readers of the card
-    is_known = is_hub_name(options.dataset, options.source_lang, options.target_lang)
-    dataset = options.dataset if is_known else Path(options.dataset).name
-    is_here = Path(options.run).exists()
-    source = Path(options.run).resolve().name if is_here else options.run
+    is_on_hub = is_hub_name(options.dataset, options.source_lang, options.target_lang)
+    dataset = options.dataset if is_on_hub else Path(options.dataset).name
+    is_local = Path(options.run).exists()
+    base_name = Path(options.run).resolve().name if is_local else options.run
     results = [
         EvalResult(
             task_type="translation",
@@ -405,22 +405,22 @@ def write_card(
         for metric, label in (("bleu", "BLEU"), ("chrf", "chrF"))
         if f"eval_{metric}" in scores
     ]
-    data = ModelCardData(
+    card_data = ModelCardData(
         language=[options.source_lang, options.target_lang],
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vanilla_transformer", "translation"],
-        base_model=None if is_here else options.run,
+        base_model=None if is_local else options.run,
         model_name=name if results else None,
         eval_results=results or None,
     )
     card = f"""---
-{data.to_yaml()}
+{card_data.to_yaml()}
 ---
 
 # {name}: {options.source_lang} to {options.target_lang}
 
-`{source}`, fine-tuned for {steps:,} steps on `{dataset}`.
+`{base_name}`, fine-tuned for {steps:,} steps on `{dataset}`.
 
 ```python
 import vanilla_transformer
@@ -435,21 +435,21 @@ translate = pipeline("translation", model="{folder.as_posix()}")
 
 def _load_model(options: FineTuneArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     model, tokenizer = load_run(options.run, options.trust_remote_code)
-    longest = max_source_tokens(model.config)
-    if longest is not None and options.max_length > longest:
+    max_positions = max_source_tokens(model.config)
+    if max_positions is not None and options.max_length > max_positions:
         raise ValueError(
-            f"max_length must be at most {longest}, the number of positions of the model, "
+            f"max_length must be at most {max_positions}, the number of positions of the model, "
             f"got {options.max_length}."
         )
     return model, tokenizer
 
 
-def _refuse_longer(rows: Dataset, longest: int):
-    found = int(max(map(np.max, pair_lengths(rows))))
-    if found > longest:
+def _refuse_longer(rows: Dataset, max_positions: int):
+    num_tokens = int(max(map(np.max, pair_lengths(rows))))
+    if num_tokens > max_positions:
         raise ValueError(
-            f"validation must have at most {longest} tokens per sentence, the number of positions "
-            f"of the model, got a sentence of {found}."
+            f"validation must have at most {max_positions} tokens per sentence, the number of "
+            f"positions of the model, got a sentence of {num_tokens}."
         )
 
 
@@ -477,8 +477,8 @@ def check_arguments(options: FineTuneArguments, args: Seq2SeqTrainingArguments):
     folder = Path(args.output_dir)
     if args.resume_from_checkpoint is None and folder.exists() and any(folder.iterdir()):
         raise ValueError(
-            f"output_dir must be empty, or resume_from_checkpoint be {LAST!r} or one of its "
-            f"checkpoints, got {args.output_dir!r}."
+            f"output_dir must be empty, or resume_from_checkpoint be {LAST_CHECKPOINT!r} or one "
+            f"of its checkpoints, got {args.output_dir!r}."
         )
 
 

@@ -28,7 +28,7 @@ from .data.streaming import StreamedSteps
 from .devices import distribution
 from .devices.cpu_kernels import FLOAT32_ATTENTION
 from .ending import (
-    Requests,
+    StopRequests,
     ending_if_stalled,
     ignore_signals,
     naming_a_dead_worker,
@@ -40,7 +40,7 @@ from .progress import count_cells, perplexity
 from .run import (
     Run,
     data_identity,
-    intact_checkpoint,
+    describe_intact_checkpoint,
     metric_of,
     naming_intact_checkpoint,
     open_run,
@@ -102,12 +102,16 @@ def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
             with contextlib.ExitStack() as until_end:
                 run = open_run(config, resume, until_end)
                 with naming_a_dead_worker(config.num_workers):
-                    return _train(run, requests)
+                    return _train_and_average(run, requests)
         except Interrupted as error:
             if is_main:
-                last = checkpointing.checkpoints(config.folder / "checkpoints")
-                saved = f"{last[-1].name} is saved" if last else "no step is saved yet"
-                _say_end(error.number, saved)
+                saved_checkpoints = checkpointing.checkpoints(config.folder / "checkpoints")
+                saved_clause = (
+                    f"{saved_checkpoints[-1].name} is saved"
+                    if saved_checkpoints
+                    else "no step is saved yet"
+                )
+                _report_signal(error.number, saved_clause)
             raise
         except RuntimeError as error:
             # torch's signal handler raises this error, so it can come out of any call of the main
@@ -116,42 +120,42 @@ def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
                 raise
             # the line of the progress bar is still open, so the error needs a new line
             sys.stderr.write("\n")
-            intact, reason = intact_checkpoint(config.folder), str(error).strip()
+            intact_clause, reason = describe_intact_checkpoint(config.folder), str(error).strip()
             raise OSError(
-                f"a process that prepares batches died, {intact}: resume with --resume, and with "
-                f"fewer num_workers if it was out of memory ({reason.splitlines()[0].strip()})"
+                f"a process that prepares batches died, {intact_clause}: resume with --resume, and "
+                f"with fewer num_workers if it was out of memory ({reason.splitlines()[0].strip()})"
             ) from error
 
 
-def _say_end(number: int, saved: str):
-    text = f"{signal.Signals(number).name}: {saved}. To resume, add --resume to the command."
+def _report_signal(number: int, saved_clause: str):
+    text = f"{signal.Signals(number).name}: {saved_clause}. To resume, add --resume to the command."
     logger.warning("%s", text)
     print_after_launcher(text)
 
 
-def _train(run: Run, requests: Requests) -> int | None:
-    stopped = _make_steps(run, requests)
-    if stopped is not None:
-        step, number = stopped
-        # logged here and not in `_make_steps`, in which the progress bar is still open
+def _train_and_average(run: Run, requests: StopRequests) -> int | None:
+    stop = _run_steps(run, requests)
+    if stop is not None:
+        step, number = stop
+        # logged here and not in `_run_steps`, in which the progress bar is still open
         if run.accelerator.is_main_process:
-            _say_end(number, f"step {step} is saved")
+            _report_signal(number, f"step {step} is saved")
         end_run(run)
         return number
     if run.accelerator.is_main_process:
-        average = average_locked_run(run.folder, trust_remote_code=True)
-        logger.info("%s, is in %s", average, run.folder)
+        average_description = average_locked_run(run.folder, trust_remote_code=True)
+        logger.info("%s, is in %s", average_description, run.folder)
     run.accelerator.wait_for_everyone()
     end_run(run)
     return None
 
 
-def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
+def _run_steps(run: Run, requests: StopRequests) -> tuple[int, int] | None:
     """Train to the end of the run; after a signal, return the last step and the signal's number."""
-    config, is_alone = run.config, run.accelerator.num_processes == 1
+    config, is_single_process = run.config, run.accelerator.num_processes == 1
     if run.was_finished_at_start:
         run.progress.bar.close()
-        _say_finished(run)
+        _log_how_to_continue(run)
         if run.is_save_postponed:
             _warn_of_skipped_end(run, run.steps_done)
         return None
@@ -164,43 +168,45 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
     ):
         for step, batches in enumerate(batches_of(run), start=run.steps_done + 1):
             result = make_step(run, step, batches)
-            is_asked, is_time_over, cooldown_steps = _reasons_to_end(run, requests, step)
+            is_stop_requested, is_time_over, cooldown_steps = _reasons_to_end(run, requests, step)
             if is_time_over:
                 _refuse_short_time(run, step)
             is_last = step == run.last_step or is_time_over
             if cooldown_steps and run.cooldown is None and not is_last:
                 _begin_cooldown(run, step, cooldown_steps)
             if step % config.log_every_steps == 0 or is_last:
-                _log(run, step, result)
+                _log_step(run, step, result)
                 run.progress.bar.total = run.expected_last_step(step)
             if step % config.eval_every_steps == 0 or is_last:
                 evaluate_step(run, step)
             # a single process also obeys a signal that came during logging or evaluation; several
             # processes first have to agree, in `_reasons_to_end`
-            is_asked = is_asked or (is_alone and requests.pending() is not None)
-            is_stopped = is_asked and not is_last
-            is_due = run.is_save_postponed or step % config.save_every_steps == 0 or is_last
-            if is_due or is_stopped:
+            is_stop_requested = is_stop_requested or (
+                is_single_process and requests.pending() is not None
+            )
+            is_stopped = is_stop_requested and not is_last
+            is_save_due = run.is_save_postponed or step % config.save_every_steps == 0 or is_last
+            if is_save_due or is_stopped:
                 _read_results(run)
                 # if the last steps were skipped, the weights may be bad already, and saving them
                 # would remove a good checkpoint. So the save waits for a step that is not skipped
-                run.is_save_postponed = is_due and run.skipped_in_a_row > 0
-                is_regular = is_due and not run.is_save_postponed
-                if is_regular and config.best_metric is not None:
+                run.is_save_postponed = is_save_due and run.skipped_in_a_row > 0
+                is_regular_save = is_save_due and not run.is_save_postponed
+                if is_regular_save and config.best_metric is not None:
                     _compare_with_best(run, step, config.best_metric)
                 if is_stopped or not run.is_save_postponed:
-                    save_step(run, step, is_stop=not is_regular)
-                if is_last or (is_regular and run.is_past_best):
-                    _say_reason(run, step)
+                    save_step(run, step, is_stop=not is_regular_save)
+                if is_last or (is_regular_save and run.is_patience_over):
+                    _log_reason_of_end(run, step)
                     if run.is_save_postponed:
                         _warn_of_skipped_end(run, step)
                     return None
             if is_stopped:
-                return step, requests.number or signal.SIGTERM
+                return step, requests.signal_number or signal.SIGTERM
     return None
 
 
-def _reasons_to_end(run: Run, requests: Requests, step: int) -> tuple[bool, bool, int]:
+def _reasons_to_end(run: Run, requests: StopRequests, step: int) -> tuple[bool, bool, int]:
     """Return whether a signal asks for the end, whether `max_minutes` are over, and `due_cooldown`.
 
     With several processes, the values are those of the step before: to read the reduced values of
@@ -211,11 +217,13 @@ def _reasons_to_end(run: Run, requests: Requests, step: int) -> tuple[bool, bool
     reasons = requests.pending() is not None, run.is_time_over, cooldown_steps
     if run.accelerator.num_processes == 1:
         return reasons
-    before = run.reduced_end_requests
-    here = torch.tensor(reasons, dtype=torch.int, device=run.accelerator.device)
-    run.reduced_end_requests = run.accelerator.reduce(here, reduction="sum")
-    is_asked, is_time_over, cooldown_steps = [0, 0, 0] if before is None else before.tolist()
-    return is_asked > 0, is_time_over > 0, cooldown_steps
+    previous_requests = run.reduced_end_requests
+    own_requests = torch.tensor(reasons, dtype=torch.int, device=run.accelerator.device)
+    run.reduced_end_requests = run.accelerator.reduce(own_requests, reduction="sum")
+    num_signals, num_over, cooldown_steps = (
+        [0, 0, 0] if previous_requests is None else previous_requests.tolist()
+    )
+    return num_signals > 0, num_over > 0, cooldown_steps
 
 
 def _begin_cooldown(run: Run, step: int, cooldown_steps: int):
@@ -260,22 +268,27 @@ def _compare_with_best(run: Run, step: int, metric: str):
     """Compare the validation score of a step with the best one; evaluate first if necessary."""
     if run.scores.get("step") != step:
         evaluate_step(run, step)
-    score, best = run.scores[metric], run.best
+    score, best = run.scores[metric], run.best_checkpoint
     if best is not None:
         best = {**best, "later": best["later"] + 1}
     sign = -1 if metric == LOSS else 1
     # the loss of a model that diverges may be infinite or NaN, and must not count as the best
     if math.isfinite(score) and (best is None or sign * score > sign * best["score"]):
-        best = {"metric": metric_of(run.config), "step": step, "score": score, "later": 0}
-    run.best = best
+        best = {
+            "metric": metric_of(run.config),
+            "step": step,
+            "score": score,
+            "later": 0,
+        }
+    run.best_checkpoint = best
 
 
-def _say_finished(run: Run):
+def _log_how_to_continue(run: Run):
     """Log which setting must be raised to continue a finished run."""
     if not run.accelerator.is_main_process:
         return
     config = run.config
-    if run.is_past_best:
+    if run.is_patience_over:
         reason = f"a larger patience than {config.patience}"
     elif run.steps_done < config.max_steps:
         reason = f"more max_minutes than {config.max_minutes:g}"
@@ -286,11 +299,11 @@ def _say_finished(run: Run):
     logger.info("The run has ended with step %d: to continue it, give %s.", run.steps_done, reason)
 
 
-def _say_reason(run: Run, step: int):
+def _log_reason_of_end(run: Run, step: int):
     if step == run.config.max_steps or not run.accelerator.is_main_process:
         return
-    best = run.best
-    if best is not None and run.is_past_best:
+    best = run.best_checkpoint
+    if best is not None and run.is_patience_over:
         logger.info(
             "The run ends with step %d: %d checkpoints in a row are no better than that of step "
             "%d.",
@@ -307,13 +320,13 @@ def _say_reason(run: Run, step: int):
 
 def _warn_of_skipped_end(run: Run, step: int):
     """Warn that the last step was skipped and is not saved; raise if no other step is saved."""
-    last = checkpointing.checkpoints(run.folder / "checkpoints")
-    if not last:
+    saved_checkpoints = checkpointing.checkpoints(run.folder / "checkpoints")
+    if not saved_checkpoints:
         distribution.in_all_processes(lambda: _refuse_to_skip_more(run, step))
     logger.warning(
         "step %d was skipped and is not saved: the model is averaged from checkpoints up to %s.",
         step,
-        last[-1].name,
+        saved_checkpoints[-1].name,
     )
 
 
@@ -331,13 +344,13 @@ def batches_of(run: Run) -> Iterator[list[dict[str, Tensor]]]:
         # without its own generator, DataLoader draws a seed from the one that dropout uses
         generator=torch.Generator(),
     )
-    for step, item in enumerate(loader, start=run.steps_done + 1):
-        if isinstance(item, Exception):
-            raise item
-        run.position = item.position
-        if item.position is not None and item.position["first_step"] == step - 1:
-            _log_block(run, item.position, step)
-        yield item.batches
+    for step, step_data in enumerate(loader, start=run.steps_done + 1):
+        if isinstance(step_data, Exception):
+            raise step_data
+        run.stream_position = step_data.position
+        if step_data.position is not None and step_data.position["first_step"] == step - 1:
+            _log_block(run, step_data.position, step)
+        yield step_data.batches
 
 
 class _StepsOrErrors(torch.utils.data.Dataset):
@@ -351,16 +364,16 @@ class _StepsOrErrors(torch.utils.data.Dataset):
             return self.steps[steps_done]
         except (ValueError, OSError) as error:
             # some errors of libraries cannot be pickled, so a worker returns a built-in error
-            kind = ValueError if isinstance(error, ValueError) else OSError
-            return kind(str(error))
+            error_class = ValueError if isinstance(error, ValueError) else OSError
+            return error_class(str(error))
 
 
 def _log_block(run: Run, position: dict[str, Any], step: int):
-    before, own = Counter(position["counts"]), position["block_counts"]
-    counts = {name: before[name] + own[name] for name in own}
-    facts = {f"pairs_{name}": count for name, count in counts.items()}
+    earlier_counts, block_counts = Counter(position["counts"]), position["block_counts"]
+    counts_so_far = {name: earlier_counts[name] + block_counts[name] for name in block_counts}
+    facts = {f"pairs_{name}": count for name, count in counts_so_far.items()}
     run.progress.write(step=step, block=position["block"], **facts)
-    logger.info("pairs read so far: %s", format_counts(counts))
+    logger.info("pairs read so far: %s", format_counts(counts_so_far))
 
 
 def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
@@ -372,7 +385,7 @@ def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResu
         batches: Micro-batches of this process.
 
     Returns:
-        Result of the step, which is also appended to `run.unread`.
+        Result of the step, which is also appended to `run.unread_results`.
 
     Raises:
         MemoryError: If the step does not fit into memory.
@@ -384,7 +397,7 @@ def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResu
     # an edited model may read the mask itself, so only the released code gets a mask for SDPA
     is_sdpa = run.model.config._attn_implementation in ("sdpa", FLOAT32_ATTENTION)
     if is_sdpa and difference_outside_layers(run.model) is None:
-        batches = [mask_for_sdpa(batch, is_kept=run.config.compile) for batch in batches]
+        batches = [mask_for_sdpa(batch, keeps_mask=run.config.compile) for batch in batches]
     try:
         result = training_step(
             run.accelerator,
@@ -405,25 +418,25 @@ def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResu
             f"{run.config.tokens_per_micro_batch}."
         ) from error
     run.progress.bar.update()
-    run.unread.append((step, result, cells))
+    run.unread_results.append((step, result, cells))
     return result
 
 
 def _read_results(run: Run):
     # reading a result makes the host wait for the device, so results are read only when metrics or
     # checkpoints are written
-    for step, result, cells in run.unread:
+    for step, result, cells in run.unread_results:
         if not result.is_skipped:
             run.skipped_in_a_row = 0
             run.progress.count(result, cells)
             continue
-        run.skipped += 1
+        run.num_skipped += 1
         run.skipped_in_a_row += 1
         logger.warning("step %d skipped: loss or gradient is not finite", step)
         if run.skipped_in_a_row >= run.config.max_skipped_steps:
             # every process has the same loss, so all processes raise the error
             distribution.in_all_processes(partial(_refuse_to_skip_more, run, step))
-    run.unread.clear()
+    run.unread_results.clear()
 
 
 def _refuse_to_skip_more(run: Run, step: int) -> NoReturn:
@@ -434,18 +447,18 @@ def _refuse_to_skip_more(run: Run, step: int) -> NoReturn:
     )
 
 
-def _log(run: Run, step: int, result: StepResult):
+def _log_step(run: Run, step: int, result: StepResult):
     _read_results(run)
     run.progress.log(
         step=step,
         # a stream has no known length, so its number of passes stands for the epoch
         epoch=round(step / run.step_dataset.steps_per_epoch, 4)  # type: ignore[union-attr]
-        if run.position is None
-        else run.position["places"][0]["pass"],
+        if run.stream_position is None
+        else run.stream_position["places"][0]["pass"],
         # computed, because the scheduler already has the learning rate of the next step
         learning_rate=run.learning_rate(step),
         grad_norm=float(result.grad_norm),
-        skipped=run.skipped,
+        skipped=run.num_skipped,
     )
 
 
@@ -476,13 +489,13 @@ def evaluate_step(run: Run, step: int):
     if run.config.validation_sample is not None:
         scores |= score_sample(run, validation, run.config.validation_sample)
     run.scores = {"step": step, **scores}
-    run.progress.evaluated(step, scores)
+    run.progress.log_scores(step, scores)
     numbers = ", ".join(f"{name} {score:.4g}" for name, score in scores.items())
     logger.info("step %d: validation %s", step, numbers)
 
 
-def _refuse_not_finite(step: int, *groups: Mapping[str, Tensor] | None):
-    for weights in filter(None, groups):
+def _refuse_not_finite(step: int, *weight_groups: Mapping[str, Tensor] | None):
+    for weights in filter(None, weight_groups):
         checkpointing.refuse_not_finite(weights, f"the weights after step {step}")
 
 
@@ -498,7 +511,7 @@ def save_step(run: Run, step: int, is_stop: bool = False):
         FloatingPointError: If a weight is not finite; names the weight.
         OSError: If the checkpoint cannot be written.
     """
-    minutes = run.config.averaged_minutes
+    averaged_minutes = run.config.averaged_minutes
     # with FSDP2 or DeepSpeed a process has only parts of the tensors, so all processes gather them
     weights = distribution.whole_weights(run.model)
     optimizer_state = distribution.whole_optimizer_state(run.accelerator, run.model, run.optimizer)
@@ -515,21 +528,21 @@ def save_step(run: Run, step: int, is_stop: bool = False):
             weights,
             optimizer_state,
             {
-                "skipped": run.skipped,
+                "skipped": run.num_skipped,
                 "skipped_in_a_row": run.skipped_in_a_row,
                 "is_late": run.is_save_postponed,
                 "window": run.progress.window,
                 "data": data_identity(run.data, run.step_dataset),
-                "position": run.position,
+                "position": run.stream_position,
                 "num_processes": run.accelerator.num_processes,
                 "tokens_per_micro_batch": run.config.tokens_per_micro_batch,
-                "best": run.best,
+                "best": run.best_checkpoint,
                 "cooldown": run.cooldown,
                 "seconds": run.seconds,
             },
             keep=run.config.num_averaged_checkpoints,
-            keep_seconds=60 * minutes if minutes is not None else None,
-            best_step=run.best["step"] if run.best is not None else None,
+            keep_seconds=60 * averaged_minutes if averaged_minutes is not None else None,
+            best_step=run.best_checkpoint["step"] if run.best_checkpoint is not None else None,
             moving_average=moving_average,
             scaler=run.accelerator.scaler,
             is_stop=is_stop,

@@ -15,7 +15,7 @@ from accelerate.utils import broadcast_object_list
 from ..atomic_files import remove
 from .config import TrainConfig
 from .data.streaming import StreamedSteps
-from .dry_run import group
+from .dry_run import format_facts
 from .loop import batches_of, end_run, evaluate_step, make_step, save_step
 from .run import Run, open_run
 
@@ -67,25 +67,25 @@ def measure(config: TrainConfig) -> str:
         MemoryError: If a step does not fit into memory.
     """
     costs = measure_costs(config)
-    parts = costs.parts(config)
+    cost_parts = costs.parts(config)
     facts = {
         name: f"{seconds:.3g} seconds, {number:,} of them"
-        for name, (seconds, number) in parts.items()
+        for name, (seconds, number) in cost_parts.items()
     }
     facts["speed"] = f"{costs.tokens / costs.step:,.0f} target tokens per second"
-    in_all = sum(seconds * number for seconds, number in parts.values())
+    total_seconds = sum(seconds * number for seconds, number in cost_parts.values())
     num_steps = config.max_steps
-    if config.max_minutes is not None and 60 * config.max_minutes < in_all:
-        num_steps = int(60 * config.max_minutes / in_all * num_steps)
-        in_all = 60 * config.max_minutes
+    if config.max_minutes is not None and 60 * config.max_minutes < total_seconds:
+        num_steps = int(60 * config.max_minutes / total_seconds * num_steps)
+        total_seconds = 60 * config.max_minutes
         facts["within max_minutes"] = f"about {num_steps:,} of {config.max_steps:,} steps"
     if costs.steps_per_epoch is not None:
         epochs = num_steps / costs.steps_per_epoch
         facts["epochs"] = f"{epochs:.3g}, of {costs.steps_per_epoch:,} steps"
     facts["training"] = (
-        f"{timedelta(seconds=round(in_all))} (hours:minutes:seconds), after the preparation"
+        f"{timedelta(seconds=round(total_seconds))} (hours:minutes:seconds), after the preparation"
     )
-    return group("measured", facts)
+    return format_facts("measured", facts)
 
 
 def measure_costs(config: TrainConfig) -> Costs:
@@ -106,61 +106,70 @@ def measure_costs(config: TrainConfig) -> Costs:
     is_main = os.environ.get("RANK", "0") == "0"
     # not a random name, because all processes must use the same path
     folder = config.folder.with_name(f".{config.folder.name}.measured.unfinished")
-    vocabulary = config.folder / "tokenizer"
-    changes: dict[str, Any] = {"output_dir": str(folder), "report_to": [], "max_minutes": None}
-    if config.tokenizer is None and vocabulary.is_dir():
-        changes["tokenizer"] = str(vocabulary)
+    tokenizer_folder = config.folder / "tokenizer"
+    changed_settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "report_to": [],
+        "max_minutes": None,
+    }
+    if config.tokenizer is None and tokenizer_folder.is_dir():
+        changed_settings["tokenizer"] = str(tokenizer_folder)
     # the learning rate does not change the time, so the cooldown can be left out
-    changes |= {"max_steps": MOST_STEPS + 2, "cooldown_steps": 0}
-    is_new = not folder.parent.exists()
+    changed_settings |= {"max_steps": MOST_STEPS + 2, "cooldown_steps": 0}
+    is_parent_new = not folder.parent.exists()
     if is_main:
         remove(folder)
     try:
         with contextlib.ExitStack() as until_end:
-            run = open_run(dataclasses.replace(config, **changes), False, until_end)
+            run = open_run(dataclasses.replace(config, **changed_settings), False, until_end)
             with run.progress.bar:
-                costs = _measured(run)
+                costs = _measure_run(run)
             end_run(run)
     finally:
         if is_main:
             remove(folder)
-            if is_new:
+            if is_parent_new:
                 # if the folder has other files in the meantime, `rmdir` fails and the folder stays
                 with contextlib.suppress(OSError):
                     folder.parent.rmdir()
     return costs
 
 
-def _measured(run: Run) -> Costs:
+def _measure_run(run: Run) -> Costs:
     steps = enumerate(batches_of(run), start=1)
     # the first step is slower than the others, so it is not measured
-    _seconds_of(run, steps, 1)
-    numbers = [max(2, min(MOST_STEPS, int(MEASURED_SECONDS / _seconds_of(run, steps, 1))))]
+    _time_steps(run, steps, 1)
+    step_counts = [max(2, min(MOST_STEPS, int(MEASURED_SECONDS / _time_steps(run, steps, 1))))]
     # all processes must make the same number of steps
-    broadcast_object_list(numbers)
-    (number,) = numbers
-    before = len(run.unread)
-    seconds = _seconds_of(run, steps, number) / number
-    tokens = sum(int(result.num_tokens) for _, result, _ in run.unread[before:]) / number
-    began = time.monotonic()
-    evaluate_step(run, number + 2)
-    evaluated = time.monotonic()
-    save_step(run, number + 2)
-    saved = time.monotonic()
+    broadcast_object_list(step_counts)
+    (num_steps,) = step_counts
+    num_unmeasured = len(run.unread_results)
+    seconds = _time_steps(run, steps, num_steps) / num_steps
+    tokens = (
+        sum(int(result.num_tokens) for _, result, _ in run.unread_results[num_unmeasured:])
+        / num_steps
+    )
+    evaluation_start = time.monotonic()
+    evaluate_step(run, num_steps + 2)
+    save_start = time.monotonic()
+    save_step(run, num_steps + 2)
+    save_end = time.monotonic()
     steps_per_epoch = (
         None if isinstance(run.step_dataset, StreamedSteps) else run.step_dataset.steps_per_epoch
     )
-    return Costs(seconds, evaluated - began, saved - evaluated, tokens, steps_per_epoch)
+    return Costs(
+        seconds, save_start - evaluation_start, save_end - save_start, tokens, steps_per_epoch
+    )
 
 
-def _seconds_of(run: Run, steps: Iterator, number: int) -> float:
+def _time_steps(run: Run, steps: Iterator, num_steps: int) -> float:
     """Make the next steps, and return the seconds that they took."""
     _wait_for_device(run)
-    began = time.monotonic()
-    for step, batches in itertools.islice(steps, number):
+    start_time = time.monotonic()
+    for step, batches in itertools.islice(steps, num_steps):
         make_step(run, step, batches)
     _wait_for_device(run)
-    return time.monotonic() - began
+    return time.monotonic() - start_time
 
 
 def _wait_for_device(run: Run):

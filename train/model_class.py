@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from .config import TrainConfig
 
 # arguments that training passes to `forward`
-INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "use_cache")
+FORWARD_ARGUMENTS = ("input_ids", "attention_mask", "decoder_input_ids", "use_cache")
 # configuration fields that training reads
-SIZES = ("vocab_size", "d_model", *LAYER_FIELDS)
+SIZE_FIELDS = ("vocab_size", "d_model", *LAYER_FIELDS)
 # further fields of a row of Table 3 that configurations of other classes can have
-SHARED = ("activation_function", "dropout", "attention_dropout", "activation_dropout")
+SHARED_FIELDS = ("activation_function", "dropout", "attention_dropout", "activation_dropout")
 # content that the file of each loaded module had when it was loaded
-_LOADED: dict[ModuleType, bytes] = {}
+_LOADED_CODE: dict[ModuleType, bytes] = {}
 
 
 def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[PreTrainedModel]:
@@ -59,18 +59,22 @@ def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[Pr
     source, _, name = config.model_class.rpartition(":")
     module: ModuleType = transformers
     if source != "transformers":
-        module = _module_of(Path(source), None if folder is None else folder / Path(source).name)
+        module = _load_module(Path(source), None if folder is None else folder / Path(source).name)
     model_class: Any = getattr(module, name, None)
     if not _is_model(model_class):
         # to check each name of transformers would import all its models, so these names are not
         # filtered
         is_library = module is transformers
-        names = [it for it in dir(module) if is_library or _is_model(vars(module).get(it))]
+        attribute_names = [
+            attribute
+            for attribute in dir(module)
+            if is_library or _is_model(vars(module).get(attribute))
+        ]
         raise ValueError(
             f"model_class must name a PreTrainedModel, got {config.model_class!r}."
-            + closest_name(name, [it for it in names if it != name])
+            + closest_name(name, [attribute for attribute in attribute_names if attribute != name])
         )
-    _refuse_other_kind(model_class)
+    _refuse_untrainable_class(model_class)
     if module is not transformers:
         if name in modeling.__all__:
             # when the model is loaded, the package's class of this name would be used instead
@@ -88,24 +92,32 @@ def _is_model(value: Any) -> bool:
     return inspect.isclass(value) and issubclass(value, PreTrainedModel)
 
 
-def _module_of(path: Path, kept: Path | None) -> ModuleType:
-    copy = kept if kept is not None and kept.is_file() else None
-    if path.is_file() and copy is not None and path.read_bytes() != copy.read_bytes():
+def _load_module(path: Path, saved_copy: Path | None) -> ModuleType:
+    existing_copy = saved_copy if saved_copy is not None and saved_copy.is_file() else None
+    if (
+        path.is_file()
+        and existing_copy is not None
+        and path.read_bytes() != existing_copy.read_bytes()
+    ):
         raise ValueError(
-            f"model_class must be in the file that the run began with: {path} differs from {copy}. "
-            "Give another output_dir to train another model."
+            f"model_class must be in the file that the run began with: {path} differs from "
+            f"{existing_copy}. Give another output_dir to train another model."
         )
-    if not path.is_file() and copy is None:
+    if not path.is_file() and existing_copy is None:
         raise ValueError(f"model_class must be FILE.py:CLASS, and the file {path} does not exist.")
-    path = (path if copy is None or path.is_file() else copy).resolve()
-    known, code = sys.modules.get(path.stem), path.read_bytes()
-    if known is not None:
-        file = getattr(known, "__file__", None)
-        own = Path(file).read_bytes() if file is not None and Path(file).is_file() else None
-        if code == _LOADED.get(known, own):
-            return known
+    path = (path if existing_copy is None or path.is_file() else existing_copy).resolve()
+    loaded_module, code = sys.modules.get(path.stem), path.read_bytes()
+    if loaded_module is not None:
+        module_file = getattr(loaded_module, "__file__", None)
+        module_code = (
+            Path(module_file).read_bytes()
+            if module_file is not None and Path(module_file).is_file()
+            else None
+        )
+        if code == _LOADED_CODE.get(loaded_module, module_code):
+            return loaded_module
         # a file that was edited is loaded again, but a module from elsewhere is never replaced
-        if known not in _LOADED:
+        if loaded_module not in _LOADED_CODE:
             raise ValueError(
                 f"model_class must be in a file whose name is not that of a module, got "
                 f"{path.name}: give the file another name."
@@ -118,26 +130,30 @@ def _module_of(path: Path, kept: Path | None) -> ModuleType:
     except BaseException:
         del sys.modules[path.stem]
         raise
-    _LOADED[module] = code
+    _LOADED_CODE[module] = code
     return module
 
 
-def _refuse_other_kind(model_class: type[PreTrainedModel]):
+def _refuse_untrainable_class(model_class: type[PreTrainedModel]):
     name, config_class = model_class.__name__, model_class.config_class
-    known: set[str] = set()
-    kinds: tuple[Any, ...] = model_class.__mro__
-    for kind in kinds:
-        if "forward" in vars(kind):
-            parameters = inspect.signature(kind.forward).parameters
-            known |= parameters.keys()
+    argument_names: set[str] = set()
+    classes: tuple[Any, ...] = model_class.__mro__
+    for base_class in classes:
+        if "forward" in vars(base_class):
+            parameters = inspect.signature(base_class.forward).parameters
+            argument_names |= parameters.keys()
             # with **kwargs, other arguments are passed on to the forward of the base class
-            if not any(it.kind == it.VAR_KEYWORD for it in parameters.values()):
+            if not any(
+                parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()
+            ):
                 break
-    missing = [argument for argument in INPUTS if argument not in known]
-    if missing:
+    missing_arguments = [
+        argument for argument in FORWARD_ARGUMENTS if argument not in argument_names
+    ]
+    if missing_arguments:
         raise ValueError(
-            f"model_class must have a forward with the arguments {', '.join(INPUTS)}, and "
-            f"{name}.forward has no {missing[0]}."
+            f"model_class must have a forward with the arguments {', '.join(FORWARD_ARGUMENTS)}, "
+            f"and {name}.forward has no {missing_arguments[0]}."
         )
     is_sequence_to_sequence = getattr(config_class, "is_encoder_decoder", False)
     if not (is_sequence_to_sequence and model_class.can_generate()):
@@ -145,30 +161,30 @@ def _refuse_other_kind(model_class: type[PreTrainedModel]):
             f"model_class must be an encoder-decoder with a language model head, got {name}."
         )
     fields = _fields_of(config_class)
-    for size in SIZES:
-        if not {size, T5_NAMES.get(size)} & fields:
+    for size_field in SIZE_FIELDS:
+        if not {size_field, OTHER_NAMES.get(size_field)} & fields:
             raise ValueError(
-                f"model_class must have a configuration with the field {size}, and "
+                f"model_class must have a configuration with the field {size_field}, and "
                 f"{config_class.__name__} has none."
             )
 
 
 def _fields_of(config_class: type[PreTrainedConfig]) -> set[str]:
     """Return the names of a configuration's own fields and their aliases."""
-    kinds = config_class.__mro__[: config_class.__mro__.index(PreTrainedConfig)]
-    own = {name for kind in kinds for name in inspect.get_annotations(kind)}
-    return own | set(config_class.attribute_map)
+    own_classes = config_class.__mro__[: config_class.__mro__.index(PreTrainedConfig)]
+    field_names = {name for own_class in own_classes for name in inspect.get_annotations(own_class)}
+    return field_names | set(config_class.attribute_map)
 
 
 def make_config(
-    model_class: type[PreTrainedModel], paper_row: str, **given: Any
+    model_class: type[PreTrainedModel], paper_row: str, **changed_fields: Any
 ) -> PreTrainedConfig:
     """Return the configuration of a model.
 
     Args:
         model_class: Class of the model.
         paper_row: Row of Table 3 that gives the sizes.
-        given: Fields that differ from this row.
+        changed_fields: Fields that differ from this row.
 
     Returns:
         The configuration.
@@ -179,35 +195,54 @@ def make_config(
     """
     config_class = model_class.config_class
     fields = _fields_of(config_class)
-    for name in given:
+    for name in changed_fields:
         # fields of separate vocabularies pass, because the configuration has a better error
-        known = {*fields, *TOKEN_ID_FIELDS, "attn_implementation", *SEPARATE_VOCABULARY_KEYS}
-        if not {name, T5_NAMES.get(name)} & known:
+        allowed_fields = {
+            *fields,
+            *TOKEN_ID_FIELDS,
+            "attn_implementation",
+            *SEPARATE_VOCABULARY_KEYS,
+        }
+        if not {name, OTHER_NAMES.get(name)} & allowed_fields:
             raise ValueError(
                 f"{name} is not a field of {config_class.__name__}."
                 + closest_name(str(name), sorted(fields))
             )
     if issubclass(config_class, VanillaTransformerConfig):
-        config = config_class.from_paper(paper_row, **given)
+        config = config_class.from_paper(paper_row, **changed_fields)
     else:
         aliases = VanillaTransformerConfig.attribute_map
-        shared = {*SIZES, *SHARED, *aliases, *aliases.values()} & given.keys()
-        row_sizes = {ours: given[other] for ours, other in T5_NAMES.items() if other in given}
-        row_sizes |= {name: given[name] for name in shared}
-        row = VanillaTransformerConfig.from_paper(paper_row, **row_sizes)
-        sizes = {name: getattr(row, name) for name in (*SIZES, *SHARED)}
-        sizes |= {other: sizes[name] for name, other in T5_NAMES.items()}
-        sizes["d_kv"] = row.d_k or row.d_model // row.encoder_attention_heads
+        shared_names = {
+            *SIZE_FIELDS,
+            *SHARED_FIELDS,
+            *aliases,
+            *aliases.values(),
+        } & changed_fields.keys()
+        row_sizes = {
+            our_name: changed_fields[other_name]
+            for our_name, other_name in OTHER_NAMES.items()
+            if other_name in changed_fields
+        }
+        row_sizes |= {name: changed_fields[name] for name in shared_names}
+        row_config = VanillaTransformerConfig.from_paper(paper_row, **row_sizes)
+        sizes = {name: getattr(row_config, name) for name in (*SIZE_FIELDS, *SHARED_FIELDS)}
+        sizes |= {other_name: sizes[name] for name, other_name in OTHER_NAMES.items()}
+        sizes["d_kv"] = row_config.d_k or row_config.d_model // row_config.encoder_attention_heads
         # the default token ids of the class belong to another vocabulary, so 0 replaces them
         sizes |= dict.fromkeys(TOKEN_ID_FIELDS, 0)
         sizes = {name: size for name, size in sizes.items() if name in fields}
-        config = config_class(**sizes | {it: given[it] for it in given if it not in shared})
-    again = config_class.from_dict(json.loads(config.to_json_string(use_diff=False)))
-    for name in given:
-        if name != "attn_implementation" and size_of(again, name) != size_of(config, name):
+        config = config_class(
+            **sizes
+            | {name: changed_fields[name] for name in changed_fields if name not in shared_names}
+        )
+    reloaded_config = config_class.from_dict(json.loads(config.to_json_string(use_diff=False)))
+    for name in changed_fields:
+        if name != "attn_implementation" and size_of(reloaded_config, name) != size_of(
+            config, name
+        ):
             raise ValueError(
                 f"{name} would be lost when the model is saved: it was {size_of(config, name)!r}, "
-                f"and would be {size_of(again, name)!r}."
+                f"and would be {size_of(reloaded_config, name)!r}."
             )
     return config
 
@@ -226,12 +261,12 @@ def make_model(config: "TrainConfig", model_config: PreTrainedConfig) -> PreTrai
         ValueError: As in `model_class_of`, or if the model has another vocabulary size.
     """
     model = model_class_of(config, Path(config.output_dir or "."))(model_config)
-    size = model_config.vocab_size
+    vocab_size = model_config.vocab_size
     for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
-        if len(embedding.weight) != size:
+        if len(embedding.weight) != vocab_size:
             raise ValueError(
-                f"{type(model).__name__} must have embeddings for vocab_size={size} tokens, got "
-                f"{len(embedding.weight)}: set the field of {type(model_config).__name__} that "
+                f"{type(model).__name__} must have embeddings for vocab_size={vocab_size} tokens, "
+                f"got {len(embedding.weight)}: set the field of {type(model_config).__name__} that "
                 "sizes the embeddings with --model."
             )
     return model
@@ -247,7 +282,7 @@ def try_model(model: PreTrainedModel):
         RuntimeError: If the model or its search fails.
         ValueError: If the logits do not have the shape [B, T, V].
     """
-    name, size = type(model).__name__, model.config.vocab_size
+    name, vocab_size = type(model).__name__, model.config.vocab_size
     # GPU kernels cannot run on the CPU
     if model.config._attn_implementation.startswith("flash"):
         return
@@ -265,14 +300,14 @@ def try_model(model: PreTrainedModel):
                 f"{name} must run `forward` and `generate`, but failed on a batch of two "
                 f"sentences: {type(error).__name__}: {error}"
             ) from error
-    if logits.shape != (*ids.shape, size):
+    if logits.shape != (*ids.shape, vocab_size):
         raise ValueError(
-            f"the logits of {name} must have the shape {(*ids.shape, size)}, got "
+            f"the logits of {name} must have the shape {(*ids.shape, vocab_size)}, got "
             f"{tuple(logits.shape)}."
         )
 
 
-def keep_file(config: "TrainConfig", folder: Path):
+def copy_model_file(config: "TrainConfig", folder: Path):
     """Copy the file of the model class into the run folder.
 
     Args:
@@ -280,9 +315,9 @@ def keep_file(config: "TrainConfig", folder: Path):
         folder: Run folder.
     """
     source = (config.model_class or "").rpartition(":")[0]
-    kept = folder / Path(source).name
-    if config.has_model_file and not kept.is_file():
-        write_atomically(kept, Path(source).read_bytes())
+    copy_path = folder / Path(source).name
+    if config.has_model_file and not copy_path.is_file():
+        write_atomically(copy_path, Path(source).read_bytes())
 
 
 def set_search(model: PreTrainedModel, config: "TrainConfig"):
@@ -297,19 +332,19 @@ def set_search(model: PreTrainedModel, config: "TrainConfig"):
             model, config.num_beams, config.length_penalty_alpha, config.max_extra_tokens
         )
         return
-    theirs = model.config
-    longest = getattr(theirs, "max_position_embeddings", math.inf)
+    model_config = model.config
+    max_positions = getattr(model_config, "max_position_embeddings", math.inf)
     model.generation_config = GenerationConfig(
-        **{name: getattr(theirs, name, None) for name in TOKEN_ID_FIELDS},
+        **{name: getattr(model_config, name, None) for name in TOKEN_ID_FIELDS},
         num_beams=config.num_beams,
         # the library's penalty, length ** length_penalty, is similar to the paper's
         length_penalty=config.length_penalty_alpha,
-        max_length=min(longest, config.max_length + config.max_extra_tokens),
+        max_length=min(max_positions, config.max_length + config.max_extra_tokens),
     )
 
 
 __all__ = [
-    "keep_file",
+    "copy_model_file",
     "make_config",
     "make_model",
     "model_class_of",

@@ -23,19 +23,19 @@ from .recipe import load_config, parse_settings
 from .schedule import learning_rate_of
 
 # settings that describe a corpus: the flags of the command
-CORPUS = (
+CORPUS_SETTINGS = (
     *("dataset", "name", "revision", "columns", "weight", "mix", "source_lang", "target_lang"),
     "validation_pairs",
 )
-MINUTES = "max_minutes"
+MAX_MINUTES = "max_minutes"
 # flags that must be given
-NEEDED = ("dataset", "source_lang", "target_lang")
+REQUIRED_SETTINGS = ("dataset", "source_lang", "target_lang")
 # largest number of pairs of a corpus that are read to estimate how many pairs can be used
 SAMPLED_PAIRS = 100_000
 # one pair in HELD_OUT_SHARE is held out for validation, but at most MOST_HELD_OUT pairs
 HELD_OUT_SHARE, MOST_HELD_OUT = 20, 1000
 # width of a comment in a recipe, without "# "
-LINE = 98
+COMMENT_WIDTH = 98
 # share of the minutes for which steps are planned; the rest is a margin, because the speed of a
 # machine varies
 PLANNED_SHARE = 0.95
@@ -128,11 +128,17 @@ RULES = (
     ),
 )
 # settings that grow with the square root of the number of pairs
-STEPS = ("max_steps", "warmup_steps", "cooldown_steps", "eval_every_steps", "save_every_steps")
+STEP_NUMBER_SETTINGS = (
+    "max_steps",
+    "warmup_steps",
+    "cooldown_steps",
+    "eval_every_steps",
+    "save_every_steps",
+)
 
 # groups of settings in the order of a recipe, each with its reason, which becomes a comment
 CORPUS_REASONS = {
-    " ".join(CORPUS[:-1]): "The corpus, and the direction of translation.",
+    " ".join(CORPUS_SETTINGS[:-1]): "The corpus, and the direction of translation.",
     "validation_pairs": "Pairs that are held out for validation. If the corpus has no validation "
     f"split, these are one in {HELD_OUT_SHARE}, at most {MOST_HELD_OUT:,}.",
 }
@@ -144,7 +150,7 @@ MODEL_REASONS = {
     "initializer_gain": "Initial weights smaller than the paper's: the loss falls faster "
     "(results/multi30k-en-de).",
 }
-REASONS = {
+SETTING_REASONS = {
     "vocab_size": "Tokens of the vocabulary, as in the run.",
     "paper_row": "Size of the model: a row of the paper's Table 3.",
     "model": MODEL_REASONS,
@@ -161,11 +167,11 @@ REASONS = {
     "save_every_steps num_averaged_checkpoints": "The model of the run is the mean of its last "
     "checkpoints, section 6.1.",
     "precision": "This machine has instructions for bf16. Set fp32 on a machine that has none.",
-    MINUTES: "The run ends after these minutes at the latest. The numbers of steps above fit into "
-    "this time on the machine that wrote the recipe: a step took {seconds} seconds.",
+    MAX_MINUTES: "The run ends after these minutes at the latest. The numbers of steps above fit "
+    "into this time on the machine that wrote the recipe: a step took {seconds} seconds.",
 }
 # settings that a recipe always contains, even with their default values
-ALWAYS = (
+ALWAYS_WRITTEN = (
     *("vocab_size", "tokens_per_step", "max_steps", "warmup_steps", "eval_every_steps"),
     *("save_every_steps", "num_averaged_checkpoints"),
 )
@@ -213,39 +219,42 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
         allow_abbrev=False,
         exit_on_error=False,
         description="Read a corpus as training would, and write a recipe for its number of pairs.",
-        epilog=f"{', '.join(f'--{name}' for name in NEEDED)} are needed. With --{MINUTES} a few "
-        "steps are trained, and the numbers of steps fit into this time. All other settings are "
-        "changed in the recipe.",
+        epilog=f"{', '.join(f'--{name}' for name in REQUIRED_SETTINGS)} are needed. With "
+        f"--{MAX_MINUTES} a few steps are trained, and the numbers of steps fit into this time. "
+        "All other settings are changed in the recipe.",
     )
-    # optional, because argparse would answer a missing name with its usage; `_new_file` refuses it
+    # optional, because argparse would answer a missing name with its usage; `_new_recipe_path`
+    # refuses it
     parser.add_argument("model", nargs="?", help="name of the model; the recipe is MODEL.yaml")
-    given, corpus = parse_settings(parser, argv, "model", (*CORPUS, MINUTES))
-    minutes = corpus.pop(MINUTES, None)
-    path = _new_file(given.model)
-    missing = [f"--{name}" for name in NEEDED if name not in corpus]
-    if missing:
-        raise ValueError(f"{', '.join(missing)} must be given: `new` does not guess.")
+    arguments, corpus_settings = parse_settings(
+        parser, argv, "model", (*CORPUS_SETTINGS, MAX_MINUTES)
+    )
+    minutes = corpus_settings.pop(MAX_MINUTES, None)
+    path = _new_recipe_path(arguments.model)
+    missing_flags = [f"--{name}" for name in REQUIRED_SETTINGS if name not in corpus_settings]
+    if missing_flags:
+        raise ValueError(f"{', '.join(missing_flags)} must be given: `new` does not guess.")
     # the default of `name` belongs to the default dataset, so it must not apply to this corpus
-    texts = load_texts(TrainConfig(**{"name": None, **corpus}))
+    texts = load_texts(TrainConfig(**{"name": None, **corpus_settings}))
     counts = count_pairs(texts)
     if texts.validation is None:
-        held_out = min(counts.pairs // HELD_OUT_SHARE, MOST_HELD_OUT)
-        if held_out == 0:
+        num_held_out = min(counts.pairs // HELD_OUT_SHARE, MOST_HELD_OUT)
+        if num_held_out == 0:
             raise ValueError(
                 f"{texts.names[0]} must have at least {HELD_OUT_SHARE} pairs that can be used, so "
                 f"that one of them is held out for validation, got {counts.pairs}."
             )
-        corpus["validation_pairs"] = held_out
-        counts = counts._replace(pairs=counts.pairs - held_out)
-    text = recipe_for(path, corpus, counts, minutes)
+        corpus_settings["validation_pairs"] = num_held_out
+        counts = counts._replace(pairs=counts.pairs - num_held_out)
+    yaml_text = recipe_for(path, corpus_settings, counts, minutes)
     try:
         # "x" fails if another command has written the recipe in the meantime
         with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+            file.write(yaml_text)
     except FileExistsError as error:
-        raise ValueError(_exists(path)) from error
+        raise ValueError(_exists_message(path)) from error
     run_folder = shlex.quote(f"runs/{path.stem}")
-    split = "" if texts.test is not None else " --split validation"
+    split_flag = "" if texts.test is not None else " --split validation"
     return "\n".join(
         [
             f"{', '.join(texts.names)}: {counts}",
@@ -253,12 +262,12 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
             f"{path} has the settings, with their reasons. Next:",
             f"  vanilla-transformer train {shlex.quote(str(path))} --dry_run",
             f"  vanilla-transformer train {shlex.quote(str(path))}",
-            f"  vanilla-transformer evaluate {run_folder}{split}",
+            f"  vanilla-transformer evaluate {run_folder}{split_flag}",
         ]
     )
 
 
-def _new_file(name: str | None) -> Path:
+def _new_recipe_path(name: str | None) -> Path:
     """Return the path of a recipe that does not exist."""
     is_name = name and name.isprintable() and Path(name).name == name and name.strip(". ")
     if not is_name:
@@ -268,11 +277,11 @@ def _new_file(name: str | None) -> Path:
         )
     path = Path(f"{str(name).removesuffix('.yaml')}.yaml")
     if path.exists():
-        raise ValueError(_exists(path))
+        raise ValueError(_exists_message(path))
     return path
 
 
-def _exists(path: Path) -> str:
+def _exists_message(path: Path) -> str:
     return f"{path} exists and is not overwritten. Choose another name, or remove the file."
 
 
@@ -288,25 +297,25 @@ def count_pairs(texts: Texts) -> Counts:
     Raises:
         ValueError: If no pair can be used.
     """
-    pairs, sums = 0.0, np.zeros((2, 2))
+    num_pairs, length_sums = 0.0, np.zeros((2, 2))
     for rows in texts.train:
-        numbers = np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED_PAIRS)).astype(int)
-        for table in rows.select(numbers).with_format("arrow").iter(batch_size=10_000):
+        row_numbers = np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED_PAIRS)).astype(int)
+        for table in rows.select(row_numbers).with_format("arrow").iter(batch_size=10_000):
             sides = texts_of(table, texts.languages, "train", repair=True)
-            sizes = [
+            pair_lengths = [
                 ([len(text) for text in pair], [len(text.split()) for text in pair])
                 for pair in zip(*sides, strict=True)
                 if all(text.strip() and not GARBLED.search(text) for text in pair)
             ]
-            pairs += len(sizes) * len(rows) / len(numbers)
-            if sizes:
-                sums += np.sum(sizes, axis=0) * len(rows) / len(numbers)
-    if not pairs:
+            num_pairs += len(pair_lengths) * len(rows) / len(row_numbers)
+            if pair_lengths:
+                length_sums += np.sum(pair_lengths, axis=0) * len(rows) / len(row_numbers)
+    if not num_pairs:
         raise ValueError(
             f"{', '.join(texts.names)} must have a pair with text in UTF-8 on both sides, got none."
         )
-    characters, words = (sums / pairs).tolist()
-    return Counts(round(pairs), texts.languages, tuple(characters), tuple(words))
+    characters, words = (length_sums / num_pairs).tolist()
+    return Counts(round(num_pairs), texts.languages, tuple(characters), tuple(words))
 
 
 def settings_for(pairs: int, most_steps: float = math.inf) -> tuple[Rule, TrainConfig]:
@@ -327,10 +336,10 @@ def settings_for(pairs: int, most_steps: float = math.inf) -> tuple[Rule, TrainC
     # shows that fewer steps are enough
     growth = math.sqrt(max(pairs, RULES[0].pairs) / rule.pairs)
     growth = min(growth, most_steps / config.max_steps)
-    for name in STEPS:
+    for name in STEP_NUMBER_SETTINGS:
         # 0 stays 0: some runs have no cooldown
-        fewest = min(1, getattr(config, name))
-        setattr(config, name, max(fewest, round(growth * getattr(config, name))))
+        lower_bound = min(1, getattr(config, name))
+        setattr(config, name, max(lower_bound, round(growth * getattr(config, name))))
     # the warm-up is `growth` times as long; this factor keeps the highest learning rate of the run
     config.learning_rate_factor = round(config.learning_rate_factor * math.sqrt(growth), 3)
     if has_fast_bf16():
@@ -345,29 +354,29 @@ def has_fast_bf16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def _steps_in(minutes: float, config: TrainConfig) -> tuple[int, float]:
+def _measure_steps_in(minutes: float, config: TrainConfig) -> tuple[int, float]:
     """Measure how many steps a run makes in these minutes; return also the seconds of a step."""
     # imported here, because the module imports the libraries of training
     from .measuring import measure_costs
 
     config = dataclasses.replace(config, max_minutes=minutes)
     costs = measure_costs(config)
-    parts = costs.parts(config)
+    cost_parts = costs.parts(config)
     # a run with fewer steps has as many evaluations and checkpoints, because their intervals shrink
     # with the number of steps
-    others = sum(math.prod(parts[name]) for name in ("evaluation", "checkpoint"))
-    steps = int((PLANNED_SHARE * 60 * minutes - others) / costs.step)
+    other_seconds = sum(math.prod(cost_parts[name]) for name in ("evaluation", "checkpoint"))
+    steps = int((PLANNED_SHARE * 60 * minutes - other_seconds) / costs.step)
     if steps < FEWEST_STEPS:
         raise ValueError(
-            f"{MINUTES} must be time for at least {FEWEST_STEPS} steps, which are "
-            f"{(FEWEST_STEPS * costs.step + others) / PLANNED_SHARE / 60:.2g} minutes on this "
-            f"machine, got {minutes:g}."
+            f"{MAX_MINUTES} must be time for at least {FEWEST_STEPS} steps, which are "
+            f"{(FEWEST_STEPS * costs.step + other_seconds) / PLANNED_SHARE / 60:.2g} minutes on "
+            f"this machine, got {minutes:g}."
         )
     return steps, costs.step
 
 
 def recipe_for(
-    path: Path, corpus: Mapping[str, Any], counts: Counts, minutes: float | None = None
+    path: Path, corpus_settings: Mapping[str, Any], counts: Counts, minutes: float | None = None
 ) -> str:
     """Return a recipe with the reason of each choice.
 
@@ -384,56 +393,62 @@ def recipe_for(
         ValueError: If fewer than `FEWEST_STEPS` steps fit into the minutes.
     """
     rule, config = settings_for(counts.pairs)
-    seconds = math.nan
+    step_seconds = math.nan
     if minutes is not None:
         run_folder = f"runs/{path.stem}"
-        measured = dataclasses.replace(config, name=None, output_dir=run_folder)
-        steps, seconds = _steps_in(minutes, dataclasses.replace(measured, **corpus))
+        measured_config = dataclasses.replace(config, name=None, output_dir=run_folder)
+        steps, step_seconds = _measure_steps_in(
+            minutes, dataclasses.replace(measured_config, **corpus_settings)
+        )
         rule, config = settings_for(counts.pairs, steps)
         config.max_minutes = minutes
     defaults = TrainConfig()
     learning_rate = learning_rate_of(config, config.model_config(1000).d_model)
     settings = {
         name: getattr(config, name)
-        for names in REASONS
+        for names in SETTING_REASONS
         for name in names.split()
-        if name in ALWAYS or getattr(config, name) != getattr(defaults, name)
+        if name in ALWAYS_WRITTEN or getattr(config, name) != getattr(defaults, name)
     }
     facts = {
         "pairs": f"{rule.pairs:,}",
         "steps": f"{rule.config.max_steps:,}",
         "fewest": f"{RULES[0].pairs:,}",
-        "seconds": f"{seconds:.2g}",
+        "seconds": f"{step_seconds:.2g}",
         "peak": f"{learning_rate(config.warmup_steps):.2g}",
     }
     blocks = [
-        _comment(
+        _format_comment(
             f"{counts}.",
             f"Written by `vanilla-transformer new` for `vanilla-transformer train {path}`.",
             f"The settings are those of one run, adapted to this number of pairs: {rule.run}.",
         ),
-        *_explained(corpus, CORPUS_REASONS, facts),
-        *_explained(settings, REASONS, facts),
+        *_explain_settings(corpus_settings, CORPUS_REASONS, facts),
+        *_explain_settings(settings, SETTING_REASONS, facts),
     ]
     return "\n".join(blocks)
 
 
-def _explained(
+def _explain_settings(
     settings: Mapping[str, Any], reasons: Mapping[str, Any], facts: Mapping[str, str]
 ) -> list[str]:
     """Return settings as blocks of YAML, each below its reason."""
     blocks = []
     for names, reason in reasons.items():
-        chosen = {name: settings[name] for name in names.split() if name in settings}
-        if chosen and isinstance(reason, dict):
-            inner = "".join(_explained(settings[names], reason, facts))
-            blocks.append(f"{names}:\n{textwrap.indent(inner, '  ')}")
-        elif chosen:
-            text = yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
-            blocks.append(_comment(reason.format(**facts)) + text)
+        group_settings = {name: settings[name] for name in names.split() if name in settings}
+        if group_settings and isinstance(reason, dict):
+            inner_blocks = "".join(_explain_settings(settings[names], reason, facts))
+            blocks.append(f"{names}:\n{textwrap.indent(inner_blocks, '  ')}")
+        elif group_settings:
+            yaml_text = yaml.safe_dump(group_settings, sort_keys=False, allow_unicode=True)
+            blocks.append(_format_comment(reason.format(**facts)) + yaml_text)
     return blocks
 
 
-def _comment(*sentences: str) -> str:
-    lines = [line for it in sentences for line in textwrap.wrap(it, LINE, break_on_hyphens=False)]
+def _format_comment(*sentences: str) -> str:
+    lines = [
+        line
+        for sentence in sentences
+        for line in textwrap.wrap(sentence, COMMENT_WIDTH, break_on_hyphens=False)
+    ]
     return "".join(f"# {line}\n" for line in lines)

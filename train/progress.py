@@ -23,12 +23,12 @@ from .run_folder.files import METRICS_FILE, read_metrics
 from .step import StepResult
 
 # format of the bar, which fits into 80 columns
-BAR = "|{bar}| {n_fmt}/{total_fmt} {remaining} left{desc}"
+BAR_FORMAT = "|{bar}| {n_fmt}/{total_fmt} {remaining} left{desc}"
 # with `max_minutes` the number of steps is estimated from the speed
-ESTIMATING_BAR = BAR.replace("/", "/~")
+ESTIMATING_BAR_FORMAT = BAR_FORMAT.replace("/", "/~")
 SECONDS_BETWEEN_LINES = 30
 TRACKERS_FOLDER = "trackers"
-TRACKERS = tuple(kind.value for kind in LoggerType if kind != LoggerType.ALL)
+TRACKERS = tuple(logger_type.value for logger_type in LoggerType if logger_type != LoggerType.ALL)
 
 
 def refuse_trackers(names: Sequence[str]) -> None:
@@ -64,9 +64,9 @@ def open_trackers(accelerator: Accelerator, config: TrainConfig, steps_done: int
     folder = config.folder / TRACKERS_FOLDER
     accelerator.project_configuration.logging_dir = str(folder)
     accelerator.log_with = [LoggerType(name) for name in config.report_to]
-    plain = (bool, int, float, str)
+    plain_types = (bool, int, float, str)
     settings = {
-        name: value if isinstance(value, plain) else json.dumps(value)
+        name: value if isinstance(value, plain_types) else json.dumps(value)
         for name, value in dataclasses.asdict(config).items()
     }
     options = {"tensorboard": {"purge_step": steps_done + 1}, "wandb": {"dir": str(folder)}}
@@ -99,25 +99,25 @@ class Progress:
         self.path = folder / METRICS_FILE
         self.accelerator = accelerator
         self.window = window or self._empty_window()
-        self.started = time.monotonic()
+        self.start_time = time.monotonic()
         self.tokens_before = self.window["tokens"]
         # parts of the bar's text
-        self.training = self.validation = ""
+        self.training_text = self.validation_text = ""
         # in a log file every update of the bar takes a line
-        interval = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
+        seconds_between_updates = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
         self.bar = tqdm(
             total=config.max_steps,
             initial=steps_done,
-            bar_format=BAR if config.max_minutes is None else ESTIMATING_BAR,
-            mininterval=interval,
+            bar_format=BAR_FORMAT if config.max_minutes is None else ESTIMATING_BAR_FORMAT,
+            mininterval=seconds_between_updates,
             # a thread of tqdm redraws a bar that has not moved for this time
-            maxinterval=max(interval, 10.0),
+            maxinterval=max(seconds_between_updates, 10.0),
             disable=not accelerator.is_main_process,
             dynamic_ncols=True,
         )
         if accelerator.is_main_process:
-            kept = [line for line in read_metrics(folder) if line["step"] <= steps_done]
-            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+            kept_lines = [line for line in read_metrics(folder) if line["step"] <= steps_done]
+            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept_lines))
 
     @staticmethod
     def _empty_window() -> dict[str, float]:
@@ -142,7 +142,7 @@ class Progress:
         Args:
             facts: Other entries of the line.
         """
-        elapsed = time.monotonic() - self.started
+        elapsed = time.monotonic() - self.start_time
         tokens = self.window["tokens"]
         facts |= {
             "loss": self.window["loss"] / tokens if tokens else None,
@@ -151,16 +151,16 @@ class Progress:
             "tokens_per_second": (tokens - self.tokens_before) / elapsed if elapsed else 0.0,
         }
         self.write(**facts)
-        self.training = (
+        self.training_text = (
             f" loss {facts['loss'] or math.nan:.3f} lr {facts['learning_rate']:.1e} "
             f"{facts['tokens_per_second']:,.0f} tok/s"
         )
-        self._describe()
+        self._show_texts()
         self.window = self._empty_window()
         self.tokens_before = 0
-        self.started = time.monotonic()
+        self.start_time = time.monotonic()
 
-    def evaluated(self, step: int, scores: Mapping[str, float]):
+    def log_scores(self, step: int, scores: Mapping[str, float]):
         """Write a line with validation scores, and show them in the bar.
 
         Args:
@@ -169,12 +169,14 @@ class Progress:
         """
         self.write(step=step, **{f"validation_{name}": score for name, score in scores.items()})
         # the bar has room for one score: BLEU if it was computed, or else the loss
-        is_scored = "bleu" in scores
-        self.validation = f" BLEU {scores['bleu']:.1f}" if is_scored else f" val {scores[LOSS]:.3f}"
-        self._describe()
+        has_bleu = "bleu" in scores
+        self.validation_text = (
+            f" BLEU {scores['bleu']:.1f}" if has_bleu else f" val {scores[LOSS]:.3f}"
+        )
+        self._show_texts()
 
-    def _describe(self):
-        self.bar.set_description_str(f"{self.training}{self.validation}", refresh=False)
+    def _show_texts(self):
+        self.bar.set_description_str(f"{self.training_text}{self.validation_text}", refresh=False)
 
     def write(self, **facts: Any):
         """Write a line to `metrics.jsonl`, and send it to the trackers.

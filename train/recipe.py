@@ -12,25 +12,26 @@ import yaml
 
 from ..atomic_files import write_atomically
 from ..configuration_vanilla_transformer import closest_name
-from ..console import LONGEST_VALUE, add_trust_flag, refuse_code, shown
+from ..console import LONGEST_VALUE, TRUST, add_trust_flag, refuse_code, shown
 from ..records import read_text
 from .config import TrainConfig
-from .resuming import by_field
+from .resuming import by_canonical_name
 
-RECIPES = Path(__file__).parent / "recipes"
+RECIPES_FOLDER = Path(__file__).parent / "recipes"
 # name of the recipe in a run folder
 RECIPE_FILE = "recipe.yaml"
 # largest number of characters, and of nested levels, in a recipe
-LONGEST_RECIPE, DEEPEST = 1_000_000, 20
-# entry of a recipe that lists its measured runs, and value of `DRY_RUN` for a preview that trains
-MEASURED = "measured"
-# flag for a preview of a run, and its default value, a preview that only computes
-DRY_RUN, COMPUTED = "--dry_run", "computed"
+MOST_CHARACTERS, MOST_LEVELS = 1_000_000, 20
+# entry of a recipe that lists its measured runs
+MEASURED_RUNS = "measured"
+# flag for a preview of a run, and its values: by default the preview only computes, the other one
+# trains a few steps
+DRY_RUN_FLAG, COMPUTED_PREVIEW, MEASURED_PREVIEW = "--dry_run", "computed", "measured"
 # facts that a recipe contains about each measured run
 MEASURED_FACTS = ("device", "time", "score", "signature", "results")
 
 
-class _Loader(yaml.SafeLoader):
+class _StrictLoader(yaml.SafeLoader):
     """YAML loader that refuses repeated names, anchors, aliases and deep nesting.
 
     The loader of PyYAML would silently use the last of two values with the same name, and expand a
@@ -42,51 +43,55 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            self._refuse(f"must be without references (& and *), got {event.anchor}", event)
-        if self.depth > DEEPEST:
-            self._refuse(f"must be at most {DEEPEST} levels deep, got more", event)
+            self._refuse_yaml(f"must be without references (& and *), got {event.anchor}", event)
+        if self.depth > MOST_LEVELS:
+            self._refuse_yaml(f"must be at most {MOST_LEVELS} levels deep, got more", event)
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.tag != "tag:yaml.org,2002:str":
-                self._refuse(f"must have text as names, got {shown(key.value)}", key)
-            if key.value in seen:
-                self._refuse(f"{shown(key.value)} is given twice", key)
-            seen.add(key.value)
+        names_so_far = set()
+        for name_node, _ in node.value:
+            if name_node.tag != "tag:yaml.org,2002:str":
+                self._refuse_yaml(
+                    f"must have text as names, got {shown(name_node.value)}", name_node
+                )
+            if name_node.value in names_so_far:
+                self._refuse_yaml(f"{shown(name_node.value)} is given twice", name_node)
+            names_so_far.add(name_node.value)
         return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         if is_number and len(node.value) > LONGEST_VALUE:
-            self._refuse(f"numbers must be shorter, got {shown(node.value)}", node)
+            self._refuse_yaml(f"numbers must be shorter, got {shown(node.value)}", node)
         return super().construct_object(node, deep)
 
     @staticmethod
-    def _refuse(problem: str, found: yaml.Event | yaml.Node) -> NoReturn:
-        raise yaml.constructor.ConstructorError(None, None, problem, found.start_mark)
+    def _refuse_yaml(problem: str, place: yaml.Event | yaml.Node) -> NoReturn:
+        raise yaml.constructor.ConstructorError(None, None, problem, place.start_mark)
 
 
-def _parsed(text: str, name: str, kind: str) -> Any:
+def _parse_yaml(text: str, subject: str, expected: str) -> Any:
     """Parse a recipe, or the value of one setting."""
-    if len(text) > LONGEST_RECIPE:
+    if len(text) > MOST_CHARACTERS:
         raise ValueError(
-            f"{name} must be of at most {LONGEST_RECIPE:,} characters, got {len(text):,}."
+            f"{subject} must be of at most {MOST_CHARACTERS:,} characters, got {len(text):,}."
         )
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, _StrictLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(filter(None, (error.context, error.problem)))
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ValueError(f"{name} must be {kind}: {position}{problem}.") from error
+        raise ValueError(f"{subject} must be {expected}: {position}{problem}.") from error
     # for an invalid date PyYAML raises a ValueError, for an invalid character another YAMLError
     except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{name} must be {kind}: {' '.join(str(error).split())}.") from error
+        raise ValueError(
+            f"{subject} must be {expected}: {' '.join(str(error).split())}."
+        ) from error
 
 
 def recipe_names() -> list[str]:
@@ -95,20 +100,22 @@ def recipe_names() -> list[str]:
     Returns:
         Names of the recipes, sorted.
     """
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    return sorted(path.stem for path in RECIPES_FOLDER.glob("*.yaml"))
 
 
 def _recipe_path(recipe: str) -> Path:
-    is_file = recipe.endswith((".yaml", ".yml"))
-    path = Path(recipe) if is_file else RECIPES / f"{recipe}.yaml"
-    if is_file and not path.is_file():
-        here = [str(it) for it in path.parent.glob("*.y*ml")]
-        raise ValueError(f"the recipe {recipe!r} does not exist.{closest_name(recipe, here)}")
-    if not path.is_file():
-        known = recipe_names()
+    has_yaml_suffix = recipe.endswith((".yaml", ".yml"))
+    path = Path(recipe) if has_yaml_suffix else RECIPES_FOLDER / f"{recipe}.yaml"
+    if has_yaml_suffix and not path.is_file():
+        sibling_recipes = [str(sibling) for sibling in path.parent.glob("*.y*ml")]
         raise ValueError(
-            f"recipe must be a .yaml file or one of {', '.join(known)}, got {recipe!r}."
-            + closest_name(recipe, known)
+            f"the recipe {recipe!r} does not exist.{closest_name(recipe, sibling_recipes)}"
+        )
+    if not path.is_file():
+        names = recipe_names()
+        raise ValueError(
+            f"recipe must be a .yaml file or one of {', '.join(names)}, got {recipe!r}."
+            + closest_name(recipe, names)
         )
     return path
 
@@ -146,20 +153,20 @@ def read_recipe_file(recipe: str) -> tuple[dict[str, Any], list[dict[str, str]]]
             values, or a measured run does not have exactly the facts of `MEASURED_FACTS`.
     """
     path = _recipe_path(recipe)
-    settings = _parsed(read_text(path), f"recipe {path}", "YAML")
+    settings = _parse_yaml(read_text(path), f"recipe {path}", "YAML")
     settings = {} if settings is None else settings
     if not isinstance(settings, dict):
         raise ValueError(f"recipe {path} must map names to values, got {shown(settings)}.")
-    runs = settings.pop(MEASURED, [])
-    if not isinstance(runs, list) or not all(map(_is_measured, runs)):
+    runs = settings.pop(MEASURED_RUNS, [])
+    if not isinstance(runs, list) or not all(map(_has_measured_facts, runs)):
         raise ValueError(
-            f"{MEASURED} must be a list of runs, each with {', '.join(MEASURED_FACTS)}, "
+            f"{MEASURED_RUNS} must be a list of runs, each with {', '.join(MEASURED_FACTS)}, "
             f"got {shown(runs)}."
         )
     return settings, runs
 
 
-def _is_measured(run: Any) -> bool:
+def _has_measured_facts(run: Any) -> bool:
     return isinstance(run, dict) and set(run) == set(MEASURED_FACTS)
 
 
@@ -169,8 +176,8 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
     Args:
         recipe: Name of a recipe of the package, or path of a .yaml file.
         overrides: Settings that replace those of the recipe; the fields of `model` are merged with
-            the recipe's. Where the recipe or the overrides set `dataset`, `name` and `columns` are
-            None unless they are set there too.
+            the recipe's. If the recipe sets `dataset`, it also resets `name` and `columns`: each
+            one that it does not set becomes None. The same holds for the overrides.
 
     Returns:
         The settings.
@@ -179,19 +186,24 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
         ValueError: If the recipe or a setting is unknown, or a value is invalid.
     """
     recipe = str(recipe)
-    settings, _ = read_recipe_file(recipe)
+    recipe_settings, _ = read_recipe_file(recipe)
     overrides = overrides or {}
-    for name in [*settings, *overrides]:
+    for name in [*recipe_settings, *overrides]:
         if name not in TrainConfig.__dataclass_fields__:
-            _refuse(str(name))
-    if isinstance(settings.get("model"), dict) and isinstance(overrides.get("model"), dict):
-        merged = {**by_field(settings["model"]), **by_field(overrides["model"])}
-        overrides = {**overrides, "model": merged}
-    given: dict[str, Any] = {}
-    for part in (settings, overrides):
+            _refuse_setting(str(name))
+    if isinstance(recipe_settings.get("model"), dict) and isinstance(overrides.get("model"), dict):
+        merged_fields = {
+            **by_canonical_name(recipe_settings["model"]),
+            **by_canonical_name(overrides["model"]),
+        }
+        overrides = {**overrides, "model": merged_fields}
+    settings: dict[str, Any] = {}
+    for new_settings in (recipe_settings, overrides):
         # `name` and `columns` belong to one dataset, so another dataset resets them
-        given |= {"name": None, "columns": None, **part} if "dataset" in part else part
-    config = TrainConfig(**given)
+        if "dataset" in new_settings:
+            settings |= {"name": None, "columns": None}
+        settings |= new_settings
+    config = TrainConfig(**settings)
     if config.output_dir is None:
         config.output_dir = str(Path("runs") / Path(recipe).stem)
     return config
@@ -215,12 +227,12 @@ def parse_arguments(
     """
     names = recipe_names()
     width = max(map(len, names))
-    recipes = "\n".join(f"  {name:{width}}  {recipe_comment(name)[0]}" for name in names)
+    recipe_lines = "\n".join(f"  {name:{width}}  {recipe_comment(name)[0]}" for name in names)
     parser = argparse.ArgumentParser(
         prog=prog,
         allow_abbrev=False,
         exit_on_error=False,
-        epilog=f"recipes:\n{recipes}",
+        epilog=f"recipes:\n{recipe_lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -231,20 +243,20 @@ def parse_arguments(
     )
     parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
     parser.add_argument(
-        DRY_RUN,
-        choices=[COMPUTED, MEASURED],
-        metavar=MEASURED,
+        DRY_RUN_FLAG,
+        choices=[COMPUTED_PREVIEW, MEASURED_PREVIEW],
+        metavar=MEASURED_PREVIEW,
         help="print the first pairs, the settings and the expected size and memory, then exit; "
-        f"`--dry_run {MEASURED}` trains a few steps and prints how long the run will take",
+        f"`--dry_run {MEASURED_PREVIEW}` trains a few steps and prints how long the run will take",
     )
     add_trust_flag(parser)
-    given, overrides = parse_settings(parser, argv, "recipe")
-    config = load_config(given.recipe, overrides)
-    if config.has_model_file and not given.trust_remote_code:
-        _refuse_code_of_others(given.recipe, config, is_named="model_class" in overrides)
-    if given.resume and "output_dir" not in overrides:
-        _refuse_other_folder(Path(given.recipe), config)
-    return config, given
+    arguments, overrides = parse_settings(parser, argv, "recipe")
+    config = load_config(arguments.recipe, overrides)
+    if config.has_model_file and not arguments.trust_remote_code:
+        _refuse_untrusted_code(arguments.recipe, config, is_flag_given="model_class" in overrides)
+    if arguments.resume and "output_dir" not in overrides:
+        _refuse_moved_run(Path(arguments.recipe), config)
+    return config, arguments
 
 
 def parse_settings(
@@ -268,62 +280,64 @@ def parse_settings(
         ValueError: If a flag is unknown, there is an argument too many, or a value cannot be read.
     """
     for name in names:
-        known = TrainConfig.__dataclass_fields__[name]
+        field = TrainConfig.__dataclass_fields__[name]
         # the help shows a default in the form that the flag accepts
-        is_empty = known.default is dataclasses.MISSING
-        default = "" if is_empty else _flag_text(known.default)
+        has_empty_default = field.default is dataclasses.MISSING
+        default_text = "" if has_empty_default else _flag_text(field.default)
         parser.add_argument(
             f"--{name}",
             metavar="VALUE",
             default=argparse.SUPPRESS,
-            help=f"{known.metadata['help']} ({default})".replace("%", "%%"),
+            help=f"{field.metadata['help']} ({default_text})".replace("%", "%%"),
         )
     try:
-        given, unknown = parser.parse_known_args(_with_kind_of_dry_run(argv))
+        arguments, unknown_arguments = parser.parse_known_args(_attach_dry_run_values(argv))
     except argparse.ArgumentError as error:
         raise ValueError(f"{error}.") from error
-    for argument in unknown:
+    for argument in unknown_arguments:
         if argument.startswith("-"):
-            _refuse(argument.lstrip("-").split("=")[0], names)
+            _refuse_setting(argument.lstrip("-").split("=")[0], names)
         raise ValueError(
             f"{argument!r} is one argument too many: the {positional} is "
-            f"{getattr(given, positional)!r}."
+            f"{getattr(arguments, positional)!r}."
         )
-    return given, {
-        name: _text_value(name, text) if _takes_text(name) else _yaml_value(name, text)
-        for name, text in vars(given).items()
+    return arguments, {
+        name: (_parse_text_value if _is_text_setting(name) else _parse_yaml_value)(name, text)
+        for name, text in vars(arguments).items()
         if name in names
     }
 
 
-def _with_kind_of_dry_run(argv: list[str]) -> list[str]:
+def _attach_dry_run_values(argv: list[str]) -> list[str]:
     """Give `--dry_run` a value, because argparse would parse the recipe after it as its value."""
-    joined: list[str] = []
+    default_argument = f"{DRY_RUN_FLAG}={COMPUTED_PREVIEW}"
+    arguments: list[str] = []
     for argument in argv:
-        if joined and joined[-1] == f"{DRY_RUN}={COMPUTED}" and argument == MEASURED:
-            joined[-1] = f"{DRY_RUN}={MEASURED}"
+        if arguments and arguments[-1] == default_argument and argument == MEASURED_PREVIEW:
+            arguments[-1] = f"{DRY_RUN_FLAG}={MEASURED_PREVIEW}"
         else:
-            joined.append(f"{DRY_RUN}={COMPUTED}" if argument == DRY_RUN else argument)
-    return joined
+            arguments.append(default_argument if argument == DRY_RUN_FLAG else argument)
+    return arguments
 
 
-def _refuse_code_of_others(recipe: str, config: TrainConfig, is_named: bool):
+def _refuse_untrusted_code(recipe: str, config: TrainConfig, is_flag_given: bool):
     """Refuse to run a file that only the recipe names: recipes can come from other people."""
     model_class = config.model_class or ""
     path = Path(model_class.rpartition(":")[0])
-    if is_named and path.is_file():
-        return
-    if is_named:
-        copy = config.folder / path.name
-        refuse_code("model_class", f"{copy}, because {path} does not exist")
-    refuse_code(recipe, model_class)
+    if not is_flag_given:
+        refuse_code(recipe, model_class)
+    if not path.is_file():
+        raise ValueError(
+            f"model_class names {path}, which does not exist, so the copy "
+            f"{config.folder / path.name} would be run. {TRUST}"
+        )
 
 
-def _refuse_other_folder(recipe: Path, config: TrainConfig):
+def _refuse_moved_run(recipe: Path, config: TrainConfig):
     # the recipe of a run folder that was moved or copied still names the old folder
     folder = recipe.parent
-    is_of_a_run = recipe.name == RECIPE_FILE and (folder / "checkpoints").is_dir()
-    if is_of_a_run and folder.resolve() != config.folder.resolve():
+    is_run_recipe = recipe.name == RECIPE_FILE and (folder / "checkpoints").is_dir()
+    if is_run_recipe and folder.resolve() != config.folder.resolve():
         raise ValueError(
             f"output_dir must be given for a run that was moved: {recipe} says "
             f"{config.output_dir}, but its checkpoints are in {folder}."
@@ -352,15 +366,17 @@ def recipe_text(config: TrainConfig) -> str:
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
-def _refuse(name: str, names: Collection[str] = TrainConfig.__dataclass_fields__) -> NoReturn:
-    known = ", ".join(names)
+def _refuse_setting(
+    name: str, names: Collection[str] = TrainConfig.__dataclass_fields__
+) -> NoReturn:
+    names_text = ", ".join(names)
     if name in TrainConfig.__dataclass_fields__:
-        raise ValueError(f"{name} must be set in the recipe, because the flags are {known}.")
-    hint = closest_name(name, [*names]) or f" The settings are {known}."
+        raise ValueError(f"{name} must be set in the recipe, because the flags are {names_text}.")
+    hint = closest_name(name, [*names]) or f" The settings are {names_text}."
     raise ValueError(f"{name} is not a setting.{hint}")
 
 
-def _takes_text(name: str) -> bool:
+def _is_text_setting(name: str) -> bool:
     return TrainConfig.__dataclass_fields__[name].type in (str, str | None)
 
 
@@ -368,12 +384,12 @@ def _flag_text(value: Any) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
-def _text_value(name: str, text: str) -> str | None:
+def _parse_text_value(name: str, text: str) -> str | None:
     is_optional = TrainConfig.__dataclass_fields__[name].type == str | None
     if is_optional and text == str(None):
         raise ValueError(f"{name} must be null for no value, got {text}.")
     return None if text == "null" and is_optional else text
 
 
-def _yaml_value(name: str, text: str) -> Any:
-    return _parsed(text, name, f"a YAML value, got {shown(text)}")
+def _parse_yaml_value(name: str, text: str) -> Any:
+    return _parse_yaml(text, name, f"a YAML value, got {shown(text)}")

@@ -43,7 +43,7 @@ STEP_SETTINGS = (
 )
 
 
-def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
+def refuse_other_run(config: TrainConfig, old_config: TrainConfig) -> None:
     """Refuse to resume a run with settings that would make it another run.
 
     The path of a corpus may change, because the hash of its text is compared later. The hash of a
@@ -51,85 +51,87 @@ def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
 
     Args:
         config: New settings.
-        before: Settings of the run so far.
+        old_config: Settings of the run so far.
 
     Raises:
         ValueError: If a setting of data, batches or model differs; names the settings.
     """
     names = [
-        known.name for known in dataclasses.fields(TrainConfig) if known.metadata["fixed_on_resume"]
+        field.name for field in dataclasses.fields(TrainConfig) if field.metadata["fixed_on_resume"]
     ]
-    if not config.streaming and len(config.mix) == len(before.mix):
-        mix = [
-            {**old, "dataset": new["dataset"]}
-            for new, old in zip(config.mix, before.mix, strict=True)
+    if not config.streaming and len(config.mix) == len(old_config.mix):
+        mix_with_new_paths = [
+            {**old_corpus, "dataset": new_corpus["dataset"]}
+            for new_corpus, old_corpus in zip(config.mix, old_config.mix, strict=True)
         ]
-        before = dataclasses.replace(before, dataset=config.dataset, mix=mix)
+        old_config = dataclasses.replace(old_config, dataset=config.dataset, mix=mix_with_new_paths)
     # the path of a tokenizer may change too: its content is compared later
-    if None not in (config.tokenizer, before.tokenizer):
+    if None not in (config.tokenizer, old_config.tokenizer):
         names.remove("tokenizer")
     # the path of a model class may change too, but not the name of its file and class. The file in
-    # `before` is never loaded, because that would run code that only the run folder names
-    if Path(config.model_class or "").name == Path(before.model_class or "").name:
-        before = dataclasses.replace(before, model_class=config.model_class)
+    # `old_config` is never loaded, because that would run code that only the run folder names
+    if Path(config.model_class or "").name == Path(old_config.model_class or "").name:
+        old_config = dataclasses.replace(old_config, model_class=config.model_class)
         # resolved, because a field that is set to its default value does not change the model
-        resolved = [each.model_config(before.vocab_size).to_dict() for each in (config, before)]
-        if resolved[0] == resolved[1]:
+        model_configs = [
+            each.model_config(old_config.vocab_size).to_dict() for each in (config, old_config)
+        ]
+        if model_configs[0] == model_configs[1]:
             names = [name for name in names if name not in ("paper_row", "model")]
-    differences = _differences(config, before, names)
+    differences = _describe_differences(config, old_config, names)
     if differences:
         raise ValueError(f"a run must be resumed with its own settings: {differences}.")
 
 
-def changes_of_steps(config: TrainConfig, before: TrainConfig) -> str:
+def describe_changes(config: TrainConfig, old_config: TrainConfig) -> str:
     """Describe the changes of `END_SETTINGS` and `STEP_SETTINGS` in a resumed run.
 
     Args:
         config: New settings.
-        before: Settings of the run so far.
+        old_config: Settings of the run so far.
 
     Returns:
         Changed settings with both values; an empty text if there are none.
     """
     return "; ".join(
         f"{name} {new!r} (was {old!r})"
-        for name, old, new in _changed(config, before, (*END_SETTINGS, *STEP_SETTINGS))
+        for name, old, new in _changed_settings(config, old_config, (*END_SETTINGS, *STEP_SETTINGS))
     )
 
 
-def refuse_late_cooldown(config: TrainConfig, before: TrainConfig, steps_done: int) -> None:
+def refuse_late_cooldown(config: TrainConfig, old_config: TrainConfig, steps_done: int) -> None:
     """Refuse a new cooldown that would have begun before the step to resume from.
 
     Args:
         config: New settings.
-        before: Settings of the run so far.
+        old_config: Settings of the run so far.
         steps_done: Number of steps done.
 
     Raises:
         ValueError: If a changed cooldown is longer than the remaining steps, so that the learning
             rate would jump; names the longest cooldown.
     """
-    if not _differences(config, before, ("max_steps", "cooldown_steps")):
+    if not _describe_differences(config, old_config, ("max_steps", "cooldown_steps")):
         return
-    left = config.max_steps - steps_done
-    if config.cooldown_steps > left:
+    steps_left = config.max_steps - steps_done
+    if config.cooldown_steps > steps_left:
         raise ValueError(
-            f"cooldown_steps must be at most {left}, the number of remaining steps, because the "
-            f"learning rate would jump, got {config.cooldown_steps}."
+            f"cooldown_steps must be at most {steps_left}, the number of remaining steps, because "
+            f"the learning rate would jump, got {config.cooldown_steps}."
         )
 
 
-def refuse_other_vocabulary(config: TrainConfig, before: TrainConfig) -> None:
+def refuse_other_vocabulary(config: TrainConfig, old_config: TrainConfig) -> None:
     """Refuse a vocabulary that was learned with other settings.
 
     Args:
         config: New settings.
-        before: Settings that the vocabulary was learned with.
+        old_config: Settings that the vocabulary was learned with.
 
     Raises:
         ValueError: If the settings of the vocabulary differ; names them.
     """
-    differences = _differences(config, before, VOCABULARY_SETTINGS)
+    differences = _describe_differences(config, old_config, VOCABULARY_SETTINGS)
     if differences:
         raise ValueError(
             f"output_dir must be new, or have a vocabulary that was learned with the same "
@@ -137,21 +139,24 @@ def refuse_other_vocabulary(config: TrainConfig, before: TrainConfig) -> None:
         )
 
 
-def _differences(config: TrainConfig, before: TrainConfig, names: Iterable[str]) -> str:
+def _describe_differences(
+    config: TrainConfig, old_config: TrainConfig, names: Iterable[str]
+) -> str:
     return "; ".join(
-        f"{name} was {old!r}, got {new!r}" for name, old, new in _changed(config, before, names)
+        f"{name} was {old!r}, got {new!r}"
+        for name, old, new in _changed_settings(config, old_config, names)
     )
 
 
-def _changed(
-    config: TrainConfig, before: TrainConfig, names: Iterable[str]
+def _changed_settings(
+    config: TrainConfig, old_config: TrainConfig, names: Iterable[str]
 ) -> Iterator[tuple[str, Any, Any]]:
     for name in names:
-        old, new = getattr(before, name), getattr(config, name)
-        if old != new:
-            yield name, old, new
+        old_value, new_value = getattr(old_config, name), getattr(config, name)
+        if old_value != new_value:
+            yield name, old_value, new_value
 
 
-def by_field(model: dict[str, Any]) -> dict[str, Any]:
+def by_canonical_name(model: dict[str, Any]) -> dict[str, Any]:
     """Return fields of a model under their canonical names, so that an alias replaces its field."""
     return {VanillaTransformerConfig.attribute_map.get(name, name): model[name] for name in model}

@@ -30,10 +30,10 @@ from .data.prepare import Data, load_texts, make_steps, prepare_data
 from .data.streaming import StreamedSteps
 from .devices import distribution
 from .devices.memory import LAUNCH_TOKENS, max_micro_batch_tokens, refuse_too_large
-from .model_class import keep_file, make_model, set_search, try_model
+from .model_class import copy_model_file, make_model, set_search, try_model
 from .progress import Progress, open_trackers, refuse_trackers
 from .recipe import RECIPE_FILE, save_config
-from .resuming import STEP_SETTINGS, changes_of_steps, refuse_late_cooldown, refuse_other_run
+from .resuming import STEP_SETTINGS, describe_changes, refuse_late_cooldown, refuse_other_run
 from .run_folder import checkpoint as checkpointing
 from .run_folder.environment import write_environment
 from .run_folder.files import lock_run_folder, read_recipe
@@ -81,18 +81,18 @@ class Run:
         scheduler: Scheduler of the optimizer.
         moving_average: Exponential moving average of the weights; None without `ema_decay`.
         steps_done: Number of steps done before this process began.
-        position: Position in the streams at which the block of the last step began; None for
-            corpora that are not streamed.
-        skipped: Number of skipped steps so far.
+        stream_position: Position in the streams at which the block of the last step began; None
+            for corpora that are not streamed.
+        num_skipped: Number of skipped steps so far.
         skipped_in_a_row: Number of skipped steps since the last step that was not skipped.
         is_save_postponed: Whether a checkpoint is due and waits for a step that is not skipped.
-        best: `metric`, `step` and `score` of the best checkpoint so far, and the number of `later`
-            checkpoints; None before the first checkpoint and without `best_metric`.
+        best_checkpoint: `metric`, `step` and `score` of the best checkpoint so far, and the number
+            of `later` checkpoints; None before the first checkpoint and without `best_metric`.
         cooldown: Number of `steps` and `last_step` of a cooldown that began early, and the
             `max_minutes` for which it was planned; None without such a cooldown.
         seconds_before: Training time before this process began, in seconds.
-        started: Time at which this process began, on the monotonic clock, in seconds.
-        unread: Number, result and `count_cells` of each step whose result was not read yet.
+        start_time: Time at which this process began, on the monotonic clock, in seconds.
+        unread_results: Number, result and `count_cells` of each step whose result was not read yet.
         reduced_end_requests: Sums over all processes after the last step, on the device, [3]: the
             processes with a pending signal, the processes whose time is over, and the steps of a
             due cooldown; None in a single process.
@@ -114,15 +114,15 @@ class Run:
     scheduler: LRScheduler
     moving_average: MovingAverage | None
     steps_done: int
-    position: dict[str, Any] | None
-    skipped: int
+    stream_position: dict[str, Any] | None
+    num_skipped: int
     skipped_in_a_row: int
     is_save_postponed: bool
-    best: dict[str, Any] | None
+    best_checkpoint: dict[str, Any] | None
     cooldown: dict[str, Any] | None
     seconds_before: float
-    started: float = field(default_factory=time.monotonic)
-    unread: list[tuple[int, StepResult, dict[str, int]]] = field(default_factory=list)
+    start_time: float = field(default_factory=time.monotonic)
+    unread_results: list[tuple[int, StepResult, dict[str, int]]] = field(default_factory=list)
     reduced_end_requests: Tensor | None = None
     scores: dict[str, float] = field(default_factory=dict)
     progress: Progress = field(init=False)
@@ -130,7 +130,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """Training time in seconds, including the parts of the run before it was resumed."""
-        return self.seconds_before + time.monotonic() - self.started
+        return self.seconds_before + time.monotonic() - self.start_time
 
     @property
     def is_time_over(self) -> bool:
@@ -152,8 +152,8 @@ class Run:
         """
         if self.config.max_minutes is None:
             return self.last_step
-        in_time = int(60 * self.config.max_minutes * step / self.seconds)
-        return max(step, min(self.last_step, in_time))
+        steps_in_time = int(60 * self.config.max_minutes * step / self.seconds)
+        return max(step, min(self.last_step, steps_in_time))
 
     def due_cooldown(self, step: int) -> int:
         """Return the length of a cooldown that must begin now to end within `max_minutes`.
@@ -167,28 +167,32 @@ class Run:
             Number of steps of the cooldown; 0 if no cooldown is due.
         """
         config = self.config
-        begins = config.max_steps - config.cooldown_steps
-        if config.max_minutes is None or self.cooldown is not None or step >= begins:
+        planned_start = config.max_steps - config.cooldown_steps
+        if config.max_minutes is None or self.cooldown is not None or step >= planned_start:
             return 0
         seconds = self.seconds
-        left = 60 * config.max_minutes - seconds
-        steps = int(left * step / seconds)
-        if left > seconds or steps > config.cooldown_steps:
+        seconds_left = 60 * config.max_minutes - seconds
+        steps_left = int(seconds_left * step / seconds)
+        if seconds_left > seconds or steps_left > config.cooldown_steps:
             return 0
-        return max(0, steps)
+        return max(0, steps_left)
 
     @property
-    def is_past_best(self) -> bool:
+    def is_patience_over(self) -> bool:
         """Whether `patience` checkpoints in a row were no better than the best one."""
         patience = self.config.patience
-        return patience is not None and self.best is not None and self.best["later"] >= patience
+        return (
+            patience is not None
+            and self.best_checkpoint is not None
+            and self.best_checkpoint["later"] >= patience
+        )
 
     @property
     def was_finished_at_start(self) -> bool:
         """Whether the run was finished before this process began."""
         minutes = self.config.max_minutes
         is_time_over = minutes is not None and self.seconds_before >= 60 * minutes
-        return self.steps_done == self.last_step or is_time_over or self.is_past_best
+        return self.steps_done == self.last_step or is_time_over or self.is_patience_over
 
 
 def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack) -> Run:
@@ -208,9 +212,11 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         OSError: If a file cannot be written.
     """
     accelerator = _open_accelerator(config)
-    checkpoint, changes, tokenizer, data = _open_folder(config, resume, accelerator, until_end)
+    checkpoint, changes, tokenizer, data = _lock_and_prepare_folder(
+        config, resume, accelerator, until_end
+    )
     # weights are loaded before `prepare`, which may leave only a part of them in each process
-    model, collator, state = distribution.in_all_processes(
+    model, collator, run_state = distribution.in_all_processes(
         lambda: _make_or_load_model(config, tokenizer, checkpoint)
     )
     wrapped_model, optimizer, wrapped_optimizer = distribution.prepare(accelerator, model, config)
@@ -218,22 +224,24 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
     moving_average = None
     if config.ema_decay is not None:
         moving_average = MovingAverage(model, config.ema_decay)
-    given = config
-    config = _with_micro_batch(config, accelerator, model, state)
-    step_dataset, saved = distribution.in_all_processes(
-        lambda: _make_steps(config, accelerator, model, data, collator, checkpoint, state)
+    user_config = config
+    config = _fill_in_micro_batch_size(config, accelerator, model, run_state)
+    step_dataset, saved_states = distribution.in_all_processes(
+        lambda: _make_step_dataset(
+            config, accelerator, model, data, collator, checkpoint, run_state
+        )
     )
     if isinstance(step_dataset, StreamedSteps):
         distribution.refuse_disagreement({"text": step_dataset.text_sha256}, SHARED_FOLDER)
     if checkpoint is not None:
         distribution.load_optimizer_state(
-            accelerator, model, optimizer, wrapped_optimizer, saved["optimizer"]
+            accelerator, model, optimizer, wrapped_optimizer, saved_states["optimizer"]
         )
-        if accelerator.scaler is not None and "scaler" in saved:
-            accelerator.scaler.load_state_dict(saved["scaler"])
+        if accelerator.scaler is not None and "scaler" in saved_states:
+            accelerator.scaler.load_state_dict(saved_states["scaler"])
         if moving_average is not None:
-            moving_average.load(distribution.own_parts(model, saved["moving_average"]))
-    folder, cooldown = config.folder, _cooldown_of(config, state)
+            moving_average.load(distribution.own_parts(model, saved_states["moving_average"]))
+    folder, cooldown = config.folder, _saved_cooldown(config, run_state)
     learning_rate = learning_rate_of(config, model.config.d_model, cooldown)
     run = Run(
         config=config,
@@ -247,22 +255,22 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         optimizer=optimizer,
         wrapped_optimizer=wrapped_optimizer,
         learning_rate=learning_rate,
-        scheduler=make_scheduler(optimizer, learning_rate, steps_done=state["step"]),
+        scheduler=make_scheduler(optimizer, learning_rate, steps_done=run_state["step"]),
         moving_average=moving_average,
-        steps_done=state["step"],
-        position=state["position"],
-        skipped=state["skipped"],
-        skipped_in_a_row=state["skipped_in_a_row"],
-        is_save_postponed=state["is_late"],
-        best=_best_of(config, state),
+        steps_done=run_state["step"],
+        stream_position=run_state["position"],
+        num_skipped=run_state["skipped"],
+        skipped_in_a_row=run_state["skipped_in_a_row"],
+        is_save_postponed=run_state["is_late"],
+        best_checkpoint=_saved_best_checkpoint(config, run_state),
         cooldown=cooldown,
-        seconds_before=state["seconds"],
+        seconds_before=run_state["seconds"],
     )
     with naming_intact_checkpoint(folder):
         if accelerator.is_main_process:
-            _record_start(run, given, changes, checkpoint)
-        open_trackers(accelerator, config, state["step"])
-        run.progress = Progress(folder, config, state["step"], state["window"], accelerator)
+            _record_start(run, user_config, changes, checkpoint)
+        open_trackers(accelerator, config, run_state["step"])
+        run.progress = Progress(folder, config, run_state["step"], run_state["window"], accelerator)
     return run
 
 
@@ -281,18 +289,18 @@ def metric_of(config: TrainConfig) -> str:
     return f"{config.best_metric} of {config.validation_sample} pairs"
 
 
-def _best_of(config: TrainConfig, state: dict[str, Any]) -> dict[str, Any] | None:
-    best: dict[str, Any] | None = state.get("best")
+def _saved_best_checkpoint(config: TrainConfig, run_state: dict[str, Any]) -> dict[str, Any] | None:
+    best: dict[str, Any] | None = run_state.get("best")
     # scores of different metrics cannot be compared, so another metric begins without a best one
-    is_known = best is not None and config.best_metric and best["metric"] == metric_of(config)
-    return best if is_known else None
+    is_comparable = best is not None and config.best_metric and best["metric"] == metric_of(config)
+    return best if is_comparable else None
 
 
-def _cooldown_of(config: TrainConfig, state: dict[str, Any]) -> dict[str, Any] | None:
-    cooldown: dict[str, Any] | None = state.get("cooldown")
+def _saved_cooldown(config: TrainConfig, run_state: dict[str, Any]) -> dict[str, Any] | None:
+    cooldown: dict[str, Any] | None = run_state.get("cooldown")
     # with other `max_minutes` the cooldown begins at another step
-    is_planned = cooldown is not None and cooldown["max_minutes"] == config.max_minutes
-    return cooldown if is_planned else None
+    has_same_minutes = cooldown is not None and cooldown["max_minutes"] == config.max_minutes
+    return cooldown if has_same_minutes else None
 
 
 def _open_accelerator(config: TrainConfig) -> Accelerator:
@@ -316,7 +324,7 @@ def _open_accelerator(config: TrainConfig) -> Accelerator:
     return accelerator
 
 
-def _open_folder(
+def _lock_and_prepare_folder(
     config: TrainConfig, resume: bool, accelerator: Accelerator, until_end: contextlib.ExitStack
 ) -> tuple[Path | None, str, PreTrainedTokenizerBase, Data]:
     """Lock the run folder; return the checkpoint, changed settings, tokenizer and data."""
@@ -329,7 +337,7 @@ def _open_folder(
 
     distribution.in_all_processes(lock)
     # the main process creates files in the folder, which the other processes then find
-    prepared = distribution.main_process_first(lambda: _prepare(folder, config, resume))
+    prepared = distribution.main_process_first(lambda: _prepare_data(folder, config, resume))
     checkpoint, _, tokenizer, data = prepared
     distribution.refuse_disagreement(
         {
@@ -343,35 +351,39 @@ def _open_folder(
     return prepared
 
 
-def _prepare(
+def _prepare_data(
     folder: Path, config: TrainConfig, resume: bool
 ) -> tuple[Path | None, str, PreTrainedTokenizerBase, Data]:
-    checkpoint, changes = _last_checkpoint(folder, config, resume), ""
+    checkpoint, changes = _checkpoint_to_resume(folder, config, resume), ""
     if checkpoint is not None:
-        before = read_recipe(folder)
-        refuse_other_run(config, before)
-        refuse_late_cooldown(config, before, checkpointing.read_state(checkpoint)["step"])
-        changes = changes_of_steps(config, before)
+        old_config = read_recipe(folder)
+        refuse_other_run(config, old_config)
+        refuse_late_cooldown(config, old_config, checkpointing.read_state(checkpoint)["step"])
+        changes = describe_changes(config, old_config)
     make_folder(folder)
-    created = [path for path in (folder / "tokenizer", folder / RECIPE_FILE) if not path.exists()]
+    new_paths = [path for path in (folder / "tokenizer", folder / RECIPE_FILE) if not path.exists()]
     try:
         texts = load_texts(config)
         tokenizer = prepare_tokenizer(config, texts, is_resumed=checkpoint is not None)
         return checkpoint, changes, tokenizer, prepare_data(config, texts, tokenizer)
     except ValueError:
         # if the user corrects the corpus, the run needs another vocabulary than the one just made
-        for path in filter(Path.exists, created):
+        for path in filter(Path.exists, new_paths):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise
 
 
-def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
-    newest, passed_over = checkpointing.newest_intact(folder / "checkpoints")
-    bad = [f"{path.name}, whose {file} is {checkpointing.BAD_FILE}" for path, file in passed_over]
+def _checkpoint_to_resume(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
+    newest, damaged_checkpoints = checkpointing.newest_intact(folder / "checkpoints")
+    damage_reports = [
+        f"{path.name}, whose {file} is {checkpointing.BAD_FILE}"
+        for path, file in damaged_checkpoints
+    ]
     if newest is None:
-        if bad:
+        if damage_reports:
             raise ValueError(
-                f"{folder / 'checkpoints'} must have an intact checkpoint, got {'; '.join(bad)}."
+                f"{folder / 'checkpoints'} must have an intact checkpoint, got "
+                f"{'; '.join(damage_reports)}."
             )
         if resume:
             logger.warning("There is no checkpoint in %s: the run begins with step 1.", folder)
@@ -381,8 +393,10 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
         raise ValueError(
             f"output_dir must be new, or --resume be given, got {folder} with {newest.name}."
         )
-    if bad:
-        logger.warning("%s: passed over. The run resumes from %s.", "; ".join(bad), newest.name)
+    if damage_reports:
+        logger.warning(
+            "%s: passed over. The run resumes from %s.", "; ".join(damage_reports), newest.name
+        )
     step = checkpointing.read_state(newest)["step"]
     if config.max_steps < step:
         raise ValueError(
@@ -396,47 +410,47 @@ def _make_or_load_model(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, checkpoint: Path | None
 ) -> tuple[PreTrainedModel, Collator, dict[str, Any]]:
     """Return the model, the collator and the state of the run, new or from a checkpoint."""
-    model, collator = _make_model(config, tokenizer)
+    model, collator = _make_model_and_collator(config, tokenizer)
     if checkpoint is None:
         return model, collator, dict(NEW_STATE)
     checkpointing.load_weights(model, checkpointing.read_weights(checkpoint))
-    state = checkpointing.read_state(checkpoint)
-    check(state, checkpointing.RUN_STATE, checkpoint / checkpointing.STATE_FILE)
-    return model, collator, state
+    run_state = checkpointing.read_state(checkpoint)
+    check(run_state, checkpointing.RUN_STATE, checkpoint / checkpointing.STATE_FILE)
+    return model, collator, run_state
 
 
-def _make_steps(
+def _make_step_dataset(
     config: TrainConfig,
     accelerator: Accelerator,
     model: PreTrainedModel,
     data: Data,
     collator: Collator,
     checkpoint: Path | None,
-    state: dict[str, Any],
+    run_state: dict[str, Any],
 ) -> tuple[TrainingSteps | StreamedSteps, dict[str, Any]]:
     """Return the steps, and the saved state of optimizer, gradient scaler and moving average."""
-    steps = make_steps(
+    step_dataset = make_steps(
         config,
         data,
         collator,
         accelerator.num_processes,
         accelerator.process_index,
-        state["position"],
+        run_state["position"],
         LAUNCH_TOKENS if accelerator.device.type == "cuda" else 0,
     )
     if checkpoint is None:
-        return steps, {}
-    _refuse_other_data(data_identity(data, steps), state["data"])
-    saved = checkpointing.read_optimizer_of(checkpoint, model)
+        return step_dataset, {}
+    _refuse_changed_data(data_identity(data, step_dataset), run_state["data"])
+    saved_states = checkpointing.read_optimizer_of(checkpoint, model)
     if config.ema_decay is not None:
-        saved["moving_average"] = checkpointing.read_moving_average(checkpoint, model)
-    return steps, saved
+        saved_states["moving_average"] = checkpointing.read_moving_average(checkpoint, model)
+    return step_dataset, saved_states
 
 
-def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path | None):
+def _record_start(run: Run, user_config: TrainConfig, changes: str, checkpoint: Path | None):
     """Write environment, recipe and model file of a run that begins or resumes.
 
-    `given` contains the settings of the user, without a computed `tokens_per_micro_batch`.
+    `user_config` contains the settings of the user, without a computed `tokens_per_micro_batch`.
     """
     first_step = run.steps_done + 1
     facts = {
@@ -457,14 +471,14 @@ def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path |
     write_environment(run.folder, facts)
     # the recipe of a finished run keeps the settings with which its steps were made
     if checkpoint is not None and run.was_finished_at_start:
-        before = read_recipe(run.folder)
-        given = dataclasses.replace(
-            given, **{name: getattr(before, name) for name in STEP_SETTINGS}
+        old_config = read_recipe(run.folder)
+        user_config = dataclasses.replace(
+            user_config, **{name: getattr(old_config, name) for name in STEP_SETTINGS}
         )
     # written after the environment: if the process is killed in between, the next start still finds
     # the old recipe, and records the changes
-    save_config(given, run.folder / RECIPE_FILE)
-    keep_file(given, run.folder)
+    save_config(user_config, run.folder / RECIPE_FILE)
+    copy_model_file(user_config, run.folder)
     if checkpoint is not None and run.was_finished_at_start:
         checkpointing.make_regular(checkpoint)
     counts = {"parameters": run.model.num_parameters()}
@@ -498,26 +512,26 @@ def data_identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str,
     }
 
 
-def _refuse_other_data(now: dict[str, Any], before: dict[str, Any]):
+def _refuse_changed_data(new_identity: dict[str, Any], old_identity: dict[str, Any]):
     differences = [
-        f"{name} was {fact}, got {now.get(name)}"
-        for name, fact in before.items()
-        if now.get(name) != fact
+        f"{name} was {fact}, got {new_identity.get(name)}"
+        for name, fact in old_identity.items()
+        if new_identity.get(name) != fact
     ]
     if differences:
         raise ValueError(f"a run must be resumed with its own data: {'; '.join(differences)}.")
 
 
-def _make_model(
+def _make_model_and_collator(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[PreTrainedModel, Collator]:
-    start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    start_id = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     model_config = config.model_config(
         len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=start,
+        decoder_start_token_id=start_id,
     )
     # with the same seed, every process makes the same initial weights
     set_seed(config.seed)
@@ -525,23 +539,23 @@ def _make_model(
     set_search(model, config)
     if config.model_class is not None:
         try_model(model)
-    return model, Collator(tokenizer.pad_token_id, start, len(tokenizer))
+    return model, Collator(tokenizer.pad_token_id, start_id, len(tokenizer))
 
 
-def _with_micro_batch(
+def _fill_in_micro_batch_size(
     config: TrainConfig,
     accelerator: Accelerator,
     model: PreTrainedModel,
-    state: dict[str, Any],
+    run_state: dict[str, Any],
 ) -> TrainConfig:
     """Return the settings with the size of a micro-batch, the same on every process."""
     if config.tokens_per_micro_batch is not None:
         return config
     # the size of micro-batches changes the rounding of sums, so a resumed run keeps the size
-    before = state["tokens_per_micro_batch"]
-    if before is not None and state["num_processes"] == accelerator.num_processes:
-        return dataclasses.replace(config, tokens_per_micro_batch=before)
-    fitting = distribution.in_all_processes(
+    saved_size = run_state["tokens_per_micro_batch"]
+    if saved_size is not None and run_state["num_processes"] == accelerator.num_processes:
+        return dataclasses.replace(config, tokens_per_micro_batch=saved_size)
+    fitting_tokens = distribution.in_all_processes(
         lambda: max_micro_batch_tokens(
             config,
             model.config,
@@ -552,8 +566,10 @@ def _with_micro_batch(
             accelerator.distributed_type in REPLICATED and difference_outside_layers(model) is None,
         )
     )
-    fitting = accelerator.gather(torch.full((1,), fitting, device=accelerator.device)).min()
-    return dataclasses.replace(config, tokens_per_micro_batch=int(fitting))
+    fitting_tokens = accelerator.gather(
+        torch.full((1,), fitting_tokens, device=accelerator.device)
+    ).min()
+    return dataclasses.replace(config, tokens_per_micro_batch=int(fitting_tokens))
 
 
 @contextlib.contextmanager
@@ -571,13 +587,14 @@ def naming_intact_checkpoint(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        free = free_space(folder)
+        free_space_text = free_space(folder)
         raise OSError(
-            f"{folder} cannot be written with {free}, {intact_checkpoint(folder)}: {error}"
+            f"{folder} cannot be written with {free_space_text}, "
+            f"{describe_intact_checkpoint(folder)}: {error}"
         ) from error
 
 
-def intact_checkpoint(folder: Path) -> str:
+def describe_intact_checkpoint(folder: Path) -> str:
     """Return a clause for an error message, which names the last checkpoint of a run.
 
     Args:
@@ -586,5 +603,9 @@ def intact_checkpoint(folder: Path) -> str:
     Returns:
         Clause without a period.
     """
-    last = checkpointing.checkpoints(folder / "checkpoints")
-    return f"{last[-1].name} is intact" if last else "there is no checkpoint yet"
+    saved_checkpoints = checkpointing.checkpoints(folder / "checkpoints")
+    return (
+        f"{saved_checkpoints[-1].name} is intact"
+        if saved_checkpoints
+        else "there is no checkpoint yet"
+    )

@@ -48,14 +48,14 @@ def cooled_down(
     Returns:
         Function from a step to its learning rate, with cooldown.
     """
-    last = max_steps - cooldown_steps
+    last_full_step = max_steps - cooldown_steps
 
-    def cooled(step: int) -> float:
-        if step <= last:
+    def learning_rate_with_cooldown(step: int) -> float:
+        if step <= last_full_step:
             return schedule(step)
-        return schedule(last) * max(0, max_steps + 1 - step) / (cooldown_steps + 1)
+        return schedule(last_full_step) * max(0, max_steps + 1 - step) / (cooldown_steps + 1)
 
-    return cooled
+    return learning_rate_with_cooldown
 
 
 def learning_rate_of(

@@ -15,7 +15,7 @@ from ..console import add_trust_flag, parse_flags
 from ..loading import load
 from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW
 from .data.text_files import lines_of, opened, read_lines
-from .translate import add_languages, fitting_lines
+from .translate import add_language_flags, fitting_lines
 
 
 def run(argv: list[str], prog: str) -> Iterator[str]:
@@ -51,17 +51,17 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         help="length penalty, section 6.1 (default: the model's own)",
     )
     settings = vars(parse_flags(parser, argv))
-    jsonl = settings.pop("jsonl")
+    writes_jsonl = settings.pop("jsonl")
     pipeline, pairs = load_with_pairs(settings, "scoring")
     for sources, targets in pairs:
-        for source, target, found in zip(
+        for source, target, result in zip(
             sources, targets, pipeline.score(sources, targets, **settings), strict=True
         ):
-            if jsonl:
-                pair = {"source": source, "target": target, **found}
+            if writes_jsonl:
+                pair = {"source": source, "target": target, **result}
                 yield json.dumps(pair, ensure_ascii=False)
             else:
-                yield f"{found['log_probability']:.6f}\t{found['score']:.6f}"
+                yield f"{result['log_probability']:.6f}\t{result['score']:.6f}"
 
 
 def pairs_parser(prog: str, description: str) -> argparse.ArgumentParser:
@@ -76,15 +76,18 @@ def pairs_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False, description=description)
     parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
-    for name, what in (("source", "sentences"), ("target", "translations, as many lines")):
+    for name, description_of_file in (
+        ("source", "sentences"),
+        ("target", "translations, as many lines"),
+    ):
         parser.add_argument(
             f"--{name}",
             required=True,
             type=Path,
             metavar="FILE",
-            help=f"{what}; plain or compressed",
+            help=f"{description_of_file}; plain or compressed",
         )
-    add_languages(parser)
+    add_language_flags(parser)
     add_trust_flag(parser)
     return parser
 
@@ -108,17 +111,17 @@ def load_with_pairs(
             model cannot be loaded.
     """
     files = [settings.pop(side) for side in ("source", "target")]
-    num_lines = _count(files)
-    trust = settings.pop("trust_remote_code")
-    pipeline = load(settings.pop("run"), trust_remote_code=trust)
-    return pipeline, _pairs(pipeline, files, num_lines, doing)
+    num_lines = _count_lines(files)
+    trust_remote_code = settings.pop("trust_remote_code")
+    pipeline = load(settings.pop("run"), trust_remote_code=trust_remote_code)
+    return pipeline, _read_pairs(pipeline, files, num_lines, doing)
 
 
-def _pairs(
+def _read_pairs(
     pipeline: TranslationPipeline, files: list[Path], num_lines: int, doing: str
 ) -> Iterator[tuple[list[str], list[str]]]:
     windows = zip(
-        *(fitting_lines(_windows(path), pipeline, str(path)) for path in files), strict=True
+        *(fitting_lines(_read_windows(path), pipeline, str(path)) for path in files), strict=True
     )
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
     with tqdm(total=num_lines, desc=doing, unit=" lines", disable=is_hidden) as bar:
@@ -127,18 +130,18 @@ def _pairs(
             bar.update(len(sources))
 
 
-def _windows(path: Path) -> Iterator[list[str]]:
+def _read_windows(path: Path) -> Iterator[list[str]]:
     with opened(path) as file:
         lines = read_lines(lines_of(file), str(path))
         while window := list(islice(lines, TEXTS_PER_WINDOW)):
             yield window
 
 
-def _count(files: list[Path]) -> int:
-    counts = [sum(map(len, _windows(path))) for path in files]
-    if counts[0] != counts[1]:
+def _count_lines(files: list[Path]) -> int:
+    line_counts = [sum(map(len, _read_windows(path))) for path in files]
+    if line_counts[0] != line_counts[1]:
         raise ValueError(
             "source and target must have the same number of lines, got "
-            f"{counts[0]:,} in {files[0]} and {counts[1]:,} in {files[1]}."
+            f"{line_counts[0]:,} in {files[0]} and {line_counts[1]:,} in {files[1]}."
         )
-    return counts[0]
+    return line_counts[0]

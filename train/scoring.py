@@ -28,17 +28,17 @@ logger = logging.getLogger(__name__)
 COMET_PROGRAM = "comet-score"
 COMET_MODEL = "Unbabel/wmt22-comet-da"
 # tokenizer of sacreBLEU for languages that separate words by spaces
-DEFAULT = "13a"
+DEFAULT_TOKENIZER = "13a"
 # tokenizer for text that is already tokenized
 ALREADY_TOKENIZED = "none"
 # samples of the bootstrap, as many as sacreBLEU draws by default in a comparison
-SAMPLES = 1000
+BOOTSTRAP_SAMPLES = 1000
 # largest number of sentences that get confidence intervals: sacreBLEU keeps all samples in memory,
 # 100 kB for each sentence
 MOST_RESAMPLED = 20_000
 # pattern of bytes, as in the original script: a letter of two bytes between two hyphens is part of
 # two matches, so both hyphens are split; a letter of one byte is part of the first match only
-HYPHEN = re.compile(rb"(\S)-(\S)")
+HYPHENATED_LETTERS = re.compile(rb"(\S)-(\S)")
 
 
 def score_translations(
@@ -73,31 +73,31 @@ def score_translations(
             "references must be at least one, with one translation for each, "
             f"got {len(translations)} translations for {len(references)} references."
         )
-    own_tokenizer = bleu_tokenizer_of(target_lang)
-    bleu_tokenizer = bleu_tokenizer or own_tokenizer
+    language_tokenizer = bleu_tokenizer_of(target_lang)
+    bleu_tokenizer = bleu_tokenizer or language_tokenizer
     refuse_bleu_tokenizer(bleu_tokenizer)
-    has_words = own_tokenizer == DEFAULT
-    if bleu_tokenizer == DEFAULT and not has_words:
+    has_words = language_tokenizer == DEFAULT_TOKENIZER
+    if bleu_tokenizer == DEFAULT_TOKENIZER and not has_words:
         logger.warning(
             "BLEU with the tokenizer %s treats whole sentences in %s as words: use "
             "--bleu_tokenizer %s.",
-            DEFAULT,
+            DEFAULT_TOKENIZER,
             target_lang,
-            own_tokenizer,
+            language_tokenizer,
         )
     scores: dict[str, Any] = {"sentences": len(references)}
     all_references = [references, *more_references]
     for name, metric in _metrics(bleu_tokenizer).items():
         scores[name] = metric.corpus_score(translations, all_references).score
         scores[f"{name}_signature"] = str(metric.get_signature())
-    matches = sum(map(contains, zip(*all_references, strict=True), translations))
-    scores["exact_match"] = matches / len(references)
+    num_matches = sum(map(contains, zip(*all_references, strict=True), translations))
+    scores["exact_match"] = num_matches / len(references)
     scores["empty"] = sum(not translation.strip() for translation in translations)
-    known = NonbreakingPrefixes().available_langs.values()
+    moses_languages = NonbreakingPrefixes().available_langs.values()
     if (
         has_words
         and target_lang is not None
-        and target_lang in known
+        and target_lang in moses_languages
         and bleu_tokenizer != ALREADY_TOKENIZED
     ):
         score, signature = compound_bleu(translations, references, target_lang, more_references)
@@ -108,7 +108,7 @@ def score_translations(
 def confidence_intervals(
     translations: Sequence[str],
     references: Sequence[Sequence[str]],
-    bleu_tokenizer: str = DEFAULT,
+    bleu_tokenizer: str = DEFAULT_TOKENIZER,
 ) -> dict[str, Any] | None:
     """Estimate 95% confidence intervals of BLEU and chrF by sacreBLEU's bootstrap resampling.
 
@@ -130,7 +130,7 @@ def confidence_intervals(
     metrics: dict[str, Any] = dict(_metrics(bleu_tokenizer))
     for name, metric in metrics.items():
         metric._compute_score_from_stats = partial(_plain_score, metric._compute_score_from_stats)
-        score = metric.corpus_score(translations, references, n_bootstrap=SAMPLES)
+        score = metric.corpus_score(translations, references, n_bootstrap=BOOTSTRAP_SAMPLES)
         intervals[name] = {"mean": float(score._mean), "ci": float(score._ci)}
         signature = metric.get_signature().info
         intervals["signature"] = f"bs:{signature['bs']}|seed:{signature['seed']}"
@@ -194,12 +194,12 @@ def compound_bleu(
         Score and signature.
     """
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
-    split, *split_references = (
+    split_translations, *split_references = (
         split_compounds(side, language) for side in (translations, references, *more_references)
     )
-    score = metric.corpus_score(split, split_references).score
-    tokens = f"tok:moses-{language}-compounds"
-    signature = str(metric.get_signature()).replace("tok:none", tokens)
+    score = metric.corpus_score(split_translations, split_references).score
+    tokenizer_signature = f"tok:moses-{language}-compounds"
+    signature = str(metric.get_signature()).replace("tok:none", tokenizer_signature)
     return score, f"{signature}|sacremoses:{importlib.metadata.version('sacremoses')}"
 
 
@@ -219,7 +219,10 @@ def split_compounds(texts: Sequence[str], language: str) -> list[str]:
         tokenizer.tokenize(normalizer.replace_unicode_punct(text), return_str=True)
         for text in texts
     )
-    return [HYPHEN.sub(rb"\1 ##AT##-##AT## \2", text.encode()).decode() for text in tokenized]
+    return [
+        HYPHENATED_LETTERS.sub(rb"\1 ##AT##-##AT## \2", text.encode()).decode()
+        for text in tokenized
+    ]
 
 
 def comet_program() -> str:
@@ -261,26 +264,27 @@ def comet_score(
     Raises:
         ValueError: If COMET is not installed, or ends with an error.
     """
-    sides = {"sources": sources, "translations": translations, "references": references}
+    texts_of_side = {"sources": sources, "translations": translations, "references": references}
     with tempfile.TemporaryDirectory() as folder:
         command = [comet_program(), "--model", model, "--only_system", "--quiet"]
         command += ["--gpus", str(int(torch.cuda.is_available()))]
-        for name, lines in sides.items():
+        for name, lines in texts_of_side.items():
             path = Path(folder, name)
             # one sentence on each line, without other characters that COMET could split at
             text = "".join(" ".join(line.split()) + "\n" for line in lines)
             path.write_text(text, encoding="utf-8")
             command += [f"--{name}", str(path)]
-        out = Path(folder, "scores.json")
-        command += ["--to_json", str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = (done.stderr.strip() or "no message").split("\n")[-1]
+        scores_path = Path(folder, "scores.json")
+        command += ["--to_json", str(scores_path)]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode:
+            last_line = (process.stderr.strip() or "no message").split("\n")[-1]
             raise ValueError(
-                f"{COMET_PROGRAM} must succeed, got exit status {done.returncode}: {last.strip()}"
+                f"{COMET_PROGRAM} must succeed, got exit status {process.returncode}: "
+                f"{last_line.strip()}"
             )
-        (sentences,) = json.loads(out.read_text(encoding="utf-8")).values()
-    return sum(sentence["COMET"] for sentence in sentences) / len(sentences)
+        (sentence_scores,) = json.loads(scores_path.read_text(encoding="utf-8")).values()
+    return sum(sentence["COMET"] for sentence in sentence_scores) / len(sentence_scores)
 
 
 def compare_translations(
@@ -312,17 +316,17 @@ def compare_translations(
     comparison = {}
     # the test has its own names for the metrics, in the same order
     for name, metric in zip(metrics, signatures, strict=True):
-        compared: Any = results[metric]
-        other, this = compared
+        both_results: Any = results[metric]
+        other_result, own_result = both_results
         # for two equal systems, the test finds no sample with a larger difference, and would call
         # their difference of 0 significant
-        p_value = this.p_value if this.score != other.score else 1.0
+        p_value = own_result.p_value if own_result.score != other_result.score else 1.0
         comparison[name] = {
             # some values are numpy scalars, which json cannot write
-            "score": float(this.score),
-            "ci": float(this.ci),
-            "other": float(other.score),
-            "other_ci": float(other.ci),
+            "score": float(own_result.score),
+            "ci": float(own_result.ci),
+            "other": float(other_result.score),
+            "other_ci": float(other_result.ci),
             "p_value": float(p_value),
             "signature": str(signatures[metric]),
         }

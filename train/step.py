@@ -100,23 +100,28 @@ def batch_loss_sum(
         Sum of the loss, a scalar in float32.
     """
     if not takes_fused_loss(accelerator, model):
-        others = {name: inputs[name] for name in inputs if name not in ("labels", "label_indices")}
-        logits = model(**others, use_cache=False).logits
+        model_inputs = {
+            name: inputs[name] for name in inputs if name not in ("labels", "label_indices")
+        }
+        logits = model(**model_inputs, use_cache=False).logits
         return smoothed_loss_sum(logits, inputs["labels"], label_smoothing)
     if not isinstance(model, DistributedDataParallel):
         with accelerator.autocast():
             return fused_loss_sum(model, **inputs, label_smoothing=label_smoothing)
     # DistributedDataParallel reduces gradients over processes only after its own forward, so the
     # fused loss replaces the forward that it calls
-    plain, model.module.forward = model.module.forward, partial(fused_loss_sum, model.module)
+    original_forward, model.module.forward = (
+        model.module.forward,
+        partial(fused_loss_sum, model.module),
+    )
     try:
         with accelerator.autocast():
             return model(**inputs, label_smoothing=label_smoothing)
     finally:
-        model.module.forward = plain
+        model.module.forward = original_forward
 
 
-def mask_for_sdpa(batch: dict[str, Tensor], is_kept: bool = False) -> dict[str, Tensor]:
+def mask_for_sdpa(batch: dict[str, Tensor], keeps_mask: bool = False) -> dict[str, Tensor]:
     """Convert the padding mask of a batch to the form of torch's scaled_dot_product_attention.
 
     With the original mask, transformers would check on the device whether the mask hides any
@@ -124,17 +129,17 @@ def mask_for_sdpa(batch: dict[str, Tensor], is_kept: bool = False) -> dict[str, 
 
     Args:
         batch: Batch in host memory, with `attention_mask`, [B, S].
-        is_kept: Whether to keep a mask that hides nothing. A compiled model should keep it, because
-            torch would compile one graph with a mask and another one without.
+        keeps_mask: Whether to keep a mask that hides nothing. A compiled model should keep it,
+            because torch would compile one graph with a mask and another one without.
 
     Returns:
         Batch with a boolean mask, [B, 1, 1, S], or without a mask if the mask hides nothing.
     """
     mask = batch["attention_mask"].bool()
-    others = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
-    if mask.numpy().all() and not is_kept:
-        return others
-    return {**others, "attention_mask": mask[:, None, None, :]}
+    other_tensors = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
+    if mask.numpy().all() and not keeps_mask:
+        return other_tensors
+    return {**other_tensors, "attention_mask": mask[:, None, None, :]}
 
 
 def on_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -205,15 +210,17 @@ def training_step(
             # with DeepSpeed, the backward pass for which this flag is set also updates the weights
             accelerator.sync_gradients = is_last
             with nullcontext() if is_last else accelerator.no_sync(model):
-                indices = np.flatnonzero(batch["labels"].numpy() != IGNORED)
-                inputs = on_device({**batch, "label_indices": torch.from_numpy(indices)}, device)
+                label_indices = np.flatnonzero(batch["labels"].numpy() != IGNORED)
+                inputs = on_device(
+                    {**batch, "label_indices": torch.from_numpy(label_indices)}, device
+                )
                 loss_sum = batch_loss_sum(accelerator, model, inputs, label_smoothing)
                 # data-parallel training averages gradients over processes; the factor
                 # num_processes turns the average into a sum
                 accelerator.backward(loss_sum * accelerator.num_processes / step_tokens)
             step_loss += loss_sum.detach()
     step_loss = accelerator.reduce(step_loss, reduction="sum") / step_tokens
-    grad_norm = _clipped_grad_norm(accelerator, model, optimizer, max_grad_norm)
+    grad_norm = _clip_gradient(accelerator, model, optimizer, max_grad_norm)
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         # DeepSpeed has clipped the gradient by its own setting, and checked whether it is finite
         grad_norm = torch.full((), float(grad_norm), device=device)
@@ -230,7 +237,7 @@ def training_step(
     return StepResult(step_loss, step_tokens, grad_norm, is_skipped)
 
 
-def _clipped_grad_norm(
+def _clip_gradient(
     accelerator: Accelerator,
     model: nn.Module,
     optimizer: AcceleratedOptimizer,

@@ -35,10 +35,10 @@ from .data.prepare import load_texts
 from .data.text_files import lines_of, opened, read_lines
 from .devices.distribution import in_all_processes, leave_processes, main_process_first
 from .ending import noticing_requests
-from .evaluate import joined_processes
+from .evaluate import join_processes
 from .recipe import RECIPE_FILE
 from .run_folder.files import read_recipe
-from .translate import add_search, one_line, search_lines
+from .translate import add_search_flags, one_line, search_lines
 
 logger = logging.getLogger(__name__)
 
@@ -46,17 +46,17 @@ DISTILL, BACK_TRANSLATE = "distill", "back-translate"
 # lines that are translated and saved together
 BLOCK_LINES = 500
 # files of the folder: the pairs, the settings, and until the end a subfolder of translated blocks
-PAIRS_FILE, PLAN_FILE, BLOCKS = "train.jsonl", "synthetic.json", "blocks"
+PAIRS_FILE, PLAN_FILE, BLOCKS_FOLDER = "train.jsonl", "synthetic.json", "blocks"
 # settings that may change before a command is resumed, because hashes of the files are compared
-PATHS = ("model", "files")
-PLAN = mapping({"command": TEXT, "lines": whole_number(1)})
+PATH_SETTINGS = ("model", "files")
+PLAN_FORMAT = mapping({"command": TEXT, "lines": whole(1)})
 # decimal places of a score in the corpus: further ones depend on the number of threads
-DIGITS = 4
+SCORE_DIGITS = 4
 # default of `max_length`, in tokens, for a model without a recipe
-MAX_TOKENS = 256
+DEFAULT_MAX_LENGTH = 256
 # reasons to drop a pair
 TOO_LONG, NO_TEXT = "too long", "without text"
-EMPTY, LOW = "with an empty translation", "with a low score"
+EMPTY_TRANSLATION, LOW_SCORE = "with an empty translation", "with a low score"
 WRONG_ENCODING = "with a wrong encoding"
 
 
@@ -111,7 +111,7 @@ def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | 
             files or belongs to another command.
         Interrupted: If a signal asks the command to end; complete blocks are kept.
     """
-    state = joined_processes()
+    state = join_processes()
     with contextlib.ExitStack() as until_end:
         until_end.enter_context(noticing_requests(prints_requests=False))
 
@@ -125,48 +125,48 @@ def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | 
         num_lines, text_sha256 = main_process_first(lambda: _measure_text(task))
         int8 = bool(task.search.get("int8"))
         pipeline = in_all_processes(lambda: load(task.model, state.device, trust_remote_code, int8))
-        plan = _plan(task, pipeline, num_lines, text_sha256)
-        main_process_first(lambda: _begin(state, task.folder, plan))
+        plan = _make_plan(task, pipeline, num_lines, text_sha256)
+        main_process_first(lambda: _write_or_check_plan(state, task.folder, plan))
         try:
             _translate_blocks(state, task, pipeline, num_lines)
         except Interrupted:
             if state.is_main_process:
-                done = len(list((task.folder / BLOCKS).glob("*.jsonl")))
+                num_done = len(list((task.folder / BLOCKS_FOLDER).glob("*.jsonl")))
                 logger.warning(
                     "%d of %d blocks are translated: run the same command again to resume.",
-                    done,
+                    num_done,
                     -(-num_lines // BLOCK_LINES),
                 )
             raise
         state.wait_for_everyone()
-        return _join(task, num_lines) if state.is_main_process else None
+        return _join_blocks(task, num_lines) if state.is_main_process else None
 
 
 def _measure_text(task: Task) -> tuple[int, str]:
     """Return the number of lines to translate, and their SHA-256."""
-    number, sha256 = 0, hashlib.sha256()
-    for line in _lines(task):
-        number += 1
+    num_lines, sha256 = 0, hashlib.sha256()
+    for line in _lines_to_translate(task):
+        num_lines += 1
         sha256.update(f"{line}\n".encode())
-    if number == 0:
+    if num_lines == 0:
         names = " and ".join(task.files) or task.model
         raise ValueError(f"{names} must have at least one line, got none.")
-    return number, sha256.hexdigest()
+    return num_lines, sha256.hexdigest()
 
 
 def _training_rows(task: Task) -> list[datasets.Dataset]:
     recipe = task.recipe
     if recipe is None or recipe.streaming:
-        found = "streamed text" if recipe else f"a model without {RECIPE_FILE}"
+        actual = "streamed text" if recipe else f"a model without {RECIPE_FILE}"
         raise ValueError(
             f"source must be given, because only the stored training text of a run can be read, "
-            f"got {found}."
+            f"got {actual}."
         )
     rows: Any = load_texts(recipe).train
     return rows
 
 
-def _lines(task: Task) -> Iterator[str]:
+def _lines_to_translate(task: Task) -> Iterator[str]:
     """Read the lines to translate, in order."""
     for path in task.files:
         with opened(Path(path)) as file:
@@ -179,30 +179,30 @@ def _lines(task: Task) -> Iterator[str]:
             yield from texts_of(table, languages, "train", repair=True)[0]
 
 
-def _begin(state: PartialState, folder: Path, plan: Mapping[str, Any]):
+def _write_or_check_plan(state: PartialState, folder: Path, plan: Mapping[str, Any]):
     """Write the settings of a new folder; refuse a folder with other settings or files."""
     path = folder / PLAN_FILE
     if path.exists():
-        before = read_json(path, PLAN)
-        differing = [
-            f"{name} was {before.get(name)!r}, got {value!r}"
+        old_plan = read_json(path, PLAN_FORMAT)
+        differences = [
+            f"{name} was {old_plan.get(name)!r}, got {value!r}"
             for name, value in plan.items()
-            if name not in PATHS and before.get(name) != value
+            if name not in PATH_SETTINGS and old_plan.get(name) != value
         ]
-        if differing:
+        if differences:
             raise ValueError(
                 f"output_dir must be new, or be continued with the same settings: "
-                f"{'; '.join(differing)}."
+                f"{'; '.join(differences)}."
             )
         return
-    if any(it for it in folder.glob("*") if not it.name.startswith(".")):
+    if any(entry for entry in folder.glob("*") if not entry.name.startswith(".")):
         raise ValueError(f"output_dir must be new or empty, got {folder} with other files.")
     if state.is_local_main_process:
-        make_folder(folder / BLOCKS)
+        make_folder(folder / BLOCKS_FOLDER)
         write_atomically(path, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
 
 
-def _plan(
+def _make_plan(
     task: Task, pipeline: TranslationPipeline, num_lines: int, text_sha256: str
 ) -> dict[str, Any]:
     """Return all settings and hashes that determine the pairs, except `min_score`."""
@@ -233,7 +233,7 @@ def _translate_blocks(
     """Translate those blocks of this process that are not saved yet."""
     if (task.folder / PAIRS_FILE).exists():
         return
-    lines = _lines(task)
+    lines = _lines_to_translate(task)
     with tqdm(
         total=num_lines, desc="translating", unit=" lines", disable=not state.is_main_process
     ) as bar:
@@ -241,103 +241,107 @@ def _translate_blocks(
         for number, block in enumerate(blocks):
             path = _block_path(task, number)
             if number % state.num_processes == state.process_index and not path.exists():
-                records = _translated(task, pipeline, block, number)
-                text = "".join(json.dumps(it, ensure_ascii=False) + "\n" for it in records)
+                records = _translate_block(task, pipeline, block, number)
+                text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
                 write_atomically(path, text)
             # the bar counts the blocks of all processes, which translate about equally fast
             bar.update(len(block))
 
 
 def _block_path(task: Task, number: int) -> Path:
-    return task.folder / BLOCKS / f"{number:08}.jsonl"
+    return task.folder / BLOCKS_FOLDER / f"{number:08}.jsonl"
 
 
-def _translated(
+def _translate_block(
     task: Task, pipeline: TranslationPipeline, block: list[str], number: int
 ) -> list[dict[str, Any]]:
     """Translate a block; the record of a dropped pair has the reason in place of the texts."""
     lengths = [len(ids) for ids in pipeline.tokenizer(block)["input_ids"]]
-    longest = min(task.max_length, max_source_tokens(pipeline.model.config) or task.max_length)
+    max_tokens = min(task.max_length, max_source_tokens(pipeline.model.config) or task.max_length)
     reasons = [
-        TOO_LONG if length > longest else None if line.strip() else NO_TEXT
+        TOO_LONG if length > max_tokens else None if line.strip() else NO_TEXT
         for line, length in zip(block, lengths, strict=True)
     ]
-    kept = [line for line, reason in zip(block, reasons, strict=True) if reason is None]
+    texts = [line for line, reason in zip(block, reasons, strict=True) if reason is None]
     if task.seed is not None:
         # seeded for each block, so that samples do not depend on the number of processes
         seeds = np.random.SeedSequence([task.seed, number])
         torch.manual_seed(int(seeds.generate_state(1)[0]))
-    found = search_lines(pipeline, kept, return_scores=True, **task.search) if kept else iter(())
+    results = (
+        search_lines(pipeline, texts, return_scores=True, **task.search) if texts else iter(())
+    )
     records = []
     for line, reason in zip(block, reasons, strict=True):
         if reason is not None:
             records.append({"dropped": reason})
             continue
-        best = next(found)[0]
-        translation = one_line(best["translation_text"]).strip()
+        best_result = next(results)[0]
+        translation = one_line(best_result["translation_text"]).strip()
         if not translation or GARBLED.search(f"{line}{translation}"):
-            records.append({"dropped": WRONG_ENCODING if translation else EMPTY})
+            records.append({"dropped": WRONG_ENCODING if translation else EMPTY_TRANSLATION})
             continue
         records.append(
             {
                 task.source_lang: line,
                 task.target_lang: f"{task.tag} {translation}" if task.tag else translation,
-                "score": round(best["score"], DIGITS),
+                "score": round(best_result["score"], SCORE_DIGITS),
             }
         )
     return records
 
 
-def _join(task: Task, num_lines: int) -> dict[str, int]:
+def _join_blocks(task: Task, num_lines: int) -> dict[str, int]:
     """Join the blocks to the corpus, without the pairs below `min_score`; return the counts."""
     path, plan_path = task.folder / PAIRS_FILE, task.folder / PLAN_FILE
-    plan = read_json(plan_path, PLAN)
+    plan = read_json(plan_path, PLAN_FORMAT)
     if path.exists():
         if plan.get("min_score") != task.min_score:
             raise ValueError(
                 f"min_score must be {plan.get('min_score')}, as when {path} was written, got "
                 f"{task.min_score}."
             )
-        remove(task.folder / BLOCKS)
+        remove(task.folder / BLOCKS_FOLDER)
         counts: dict[str, int] = plan["counts"]
         return counts
-    numbers = range(-(-num_lines // BLOCK_LINES))
-    missing = [number for number in numbers if not _block_path(task, number).exists()]
-    if missing:
+    block_numbers = range(-(-num_lines // BLOCK_LINES))
+    missing_blocks = [number for number in block_numbers if not _block_path(task, number).exists()]
+    if missing_blocks:
         raise ValueError(
             f"output_dir must be a folder that all machines share, got {task.folder} without "
-            f"{len(missing):,} of {len(numbers):,} blocks."
+            f"{len(missing_blocks):,} of {len(block_numbers):,} blocks."
         )
-    found = Counter({"kept": 0})
+    reason_counts = Counter({"kept": 0})
     unfinished = unfinished_path(path)
     with unfinished.open("w", encoding="utf-8", newline="\n") as file:
-        for line in chain.from_iterable(_stored(_block_path(task, it)) for it in numbers):
+        for line in chain.from_iterable(
+            _read_block(_block_path(task, number)) for number in block_numbers
+        ):
             record = json.loads(line)
             reason = record.get("dropped")
             if reason is None and task.min_score is not None and record["score"] < task.min_score:
-                reason = LOW
-            found[reason or "kept"] += 1
+                reason = LOW_SCORE
+            reason_counts[reason or "kept"] += 1
             if reason is None:
                 file.write(line)
-    counts = dict(sorted(found.items()))
-    if not found["kept"]:
+    counts = dict(sorted(reason_counts.items()))
+    if not reason_counts["kept"]:
         remove(unfinished)
-        raise ValueError(f"a pair must be left, got {_dropped(counts)}.")
+        raise ValueError(f"a pair must be left, got {_describe_dropped(counts)}.")
     # settings are written before pairs: if the command is killed in between, it joins them again
     plan |= {"min_score": task.min_score, "counts": counts}
     write_atomically(plan_path, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
     unfinished.replace(path)
-    remove(task.folder / BLOCKS)
+    remove(task.folder / BLOCKS_FOLDER)
     return counts
 
 
-def _stored(path: Path) -> Iterable[str]:
+def _read_block(path: Path) -> Iterable[str]:
     with path.open(encoding="utf-8", newline="\n") as file:
         yield from file
 
 
-def _parser(command: str, prog: str) -> argparse.ArgumentParser:
-    is_back = command == BACK_TRANSLATE
+def _make_parser(command: str, prog: str) -> argparse.ArgumentParser:
+    is_back_translation = command == BACK_TRANSLATE
     parser = argparse.ArgumentParser(
         prog=prog,
         allow_abbrev=False,
@@ -345,22 +349,22 @@ def _parser(command: str, prog: str) -> argparse.ArgumentParser:
         description=(
             "Translate text of the target language back into the source language, and write both "
             "as a corpus to train on (Sennrich et al. 2016)."
-            if is_back
+            if is_back_translation
             else "Translate the sources of the training text, or other text, and write both as a "
             "corpus to train a smaller model on (Kim and Rush 2016)."
         ),
     )
-    what = "model of the other direction" if is_back else "model to learn from"
-    parser.add_argument("model", metavar="MODEL", help=f"{what}: run folder or Hub name")
+    model_role = "model of the other direction" if is_back_translation else "model to learn from"
+    parser.add_argument("model", metavar="MODEL", help=f"{model_role}: run folder or Hub name")
     parser.add_argument(
-        "--target" if is_back else "--source",
+        "--target" if is_back_translation else "--source",
         dest="files",
         metavar="FILE",
         nargs="+",
-        required=is_back,
+        required=is_back_translation,
         default=(),
         help="text files to translate, plain or compressed"
-        + ("" if is_back else " (the training text of the run)"),
+        + ("" if is_back_translation else " (the training text of the run)"),
     )
     parser.add_argument("--output_dir", required=True, help="folder of the corpus")
     for side in ("source", "target"):
@@ -369,38 +373,40 @@ def _parser(command: str, prog: str) -> argparse.ArgumentParser:
             default=None,
             help=f"{side} language of MODEL, if it is no run folder",
         )
-    pairs = parser.add_argument_group("pairs")
-    pairs.add_argument(
+    pair_group = parser.add_argument_group("pairs")
+    pair_group.add_argument(
         "--min_score",
         type=float,
         default=None,
         help="drop pairs with a lower log-probability divided by the length penalty",
     )
-    pairs.add_argument(
+    pair_group.add_argument(
         "--max_length",
         type=int,
         default=None,
-        help=f"drop lines with more tokens (that of the run, or {MAX_TOKENS})",
+        help=f"drop lines with more tokens (that of the run, or {DEFAULT_MAX_LENGTH})",
     )
-    pairs.add_argument(
+    pair_group.add_argument(
         "--tag", default="", help="text before each translation, such as '<BT>' (none)"
     )
-    sampling = parser.add_argument_group("sampling, in place of a beam search")
-    sampling.add_argument(
+    sampling_group = parser.add_argument_group("sampling, in place of a beam search")
+    sampling_group.add_argument(
         "--sample",
         action="store_true",
         default=False,
         help="draw translations from the model (Edunov et al. 2018)",
     )
-    sampling.add_argument("--temperature", type=float, help="temperature of sampling")
-    sampling.add_argument("--top_k", type=int, help="sample from this many best tokens")
-    sampling.add_argument("--seed", type=int, default=1, help="seed of sampling (%(default)s)")
-    add_search(parser)
+    sampling_group.add_argument("--temperature", type=float, help="temperature of sampling")
+    sampling_group.add_argument("--top_k", type=int, help="sample from this many best tokens")
+    sampling_group.add_argument(
+        "--seed", type=int, default=1, help="seed of sampling (%(default)s)"
+    )
+    add_search_flags(parser)
     add_trust_flag(parser)
     return parser
 
 
-def _task(command: str, flags: dict[str, Any]) -> Task:
+def _make_task(command: str, flags: dict[str, Any]) -> Task:
     """Check the flags, and fill in languages and `max_length` from the recipe of a run."""
     model, tag, search = flags.pop("model"), flags.pop("tag"), flags
     folder, is_sampled = Path(search.pop("output_dir")), search.pop("sample")
@@ -411,32 +417,34 @@ def _task(command: str, flags: dict[str, Any]) -> Task:
     recipe = None
     if (require_nonempty_path(model, "model") / RECIPE_FILE).is_file():
         recipe = read_recipe(Path(model))
-        for side, given in languages.items():
+        for side, flag_value in languages.items():
             languages[side] = getattr(recipe, f"{side}_lang")
-            if given not in (None, languages[side]):
+            if flag_value not in (None, languages[side]):
                 raise ValueError(
                     f"{side}_lang must be {languages[side]}, as in the recipe of {model}, got "
-                    f"{given!r}."
+                    f"{flag_value!r}."
                 )
-    missing = [f"{side}_lang" for side, given in languages.items() if not given]
-    if missing:
-        raise ValueError(f"{' and '.join(missing)} must be given for {model}, which is no run.")
+    missing_flags = [f"{side}_lang" for side, flag_value in languages.items() if not flag_value]
+    if missing_flags:
+        raise ValueError(
+            f"{' and '.join(missing_flags)} must be given for {model}, which is no run."
+        )
     if languages["source"] == languages["target"]:
         raise ValueError(f"target_lang must differ from source_lang, got {languages['target']!r}.")
     if tag != one_line(tag).strip():
         raise ValueError(f"tag must be text of one line without spaces around it, got {tag!r}.")
-    sampled = [name for name in ("temperature", "top_k") if name in search]
-    if sampled and not is_sampled:
-        raise ValueError(f"{sampled[0]} must be given with sample.")
+    sampling_flags = [name for name in ("temperature", "top_k") if name in search]
+    if sampling_flags and not is_sampled:
+        raise ValueError(f"{sampling_flags[0]} must be given with sample.")
     if is_sampled and "num_beams" in search:
         raise ValueError("num_beams must not be given with sample, which has no beams.")
-    for name in sampled:
+    for name in sampling_flags:
         if not search[name] > 0:
             raise ValueError(f"{name} must be above 0, got {search[name]}.")
     if is_sampled:
         search |= {"do_sample": True, "num_beams": 1}
     if max_length is None:
-        max_length = recipe.max_length if recipe is not None else MAX_TOKENS
+        max_length = recipe.max_length if recipe is not None else DEFAULT_MAX_LENGTH
     if max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}.")
     return Task(
@@ -469,29 +477,30 @@ def run(command: str, argv: list[str], prog: str) -> str | None:
     Raises:
         ValueError: As in `synthesize`, or if flags contradict each other.
     """
-    flags = vars(parse_flags(_parser(command, prog), argv))
+    flags = vars(parse_flags(_make_parser(command, prog), argv))
     trust = flags.pop("trust_remote_code")
-    state = joined_processes()
+    state = join_processes()
     if not state.is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
-    task = in_all_processes(lambda: _task(command, flags))
+    task = in_all_processes(lambda: _make_task(command, flags))
     counts = synthesize(task, trust)
     leave_processes()
-    return None if counts is None else _summary(task, counts)
+    return None if counts is None else _summarize(task, counts)
 
 
-def _summary(task: Task, counts: Mapping[str, int]) -> str:
+def _summarize(task: Task, counts: Mapping[str, int]) -> str:
     pair = (task.source_lang, task.target_lang)
     source, target = reversed(pair) if task.command == BACK_TRANSLATE else pair
     return (
-        f"{counts['kept']:,} pairs are in {task.folder}, dropped: {_dropped(counts) or 'none'}\n"
+        f"{counts['kept']:,} pairs are in {task.folder}, dropped: "
+        f"{_describe_dropped(counts) or 'none'}\n"
         f"train with --source_lang {source} --target_lang {target} "
         f"--mix '[{{dataset: {task.folder}}}]'"
     )
 
 
-def _dropped(counts: Mapping[str, int]) -> str:
+def _describe_dropped(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} {name}" for name, number in counts.items() if name != "kept")
 
 
@@ -509,11 +518,13 @@ def main(argv: list[str] | None = None) -> int:
     def print_summary(argv: list[str]):
         commands = (DISTILL, BACK_TRANSLATE)
         if not argv or argv[0] not in commands:
-            found = argv[0] if argv else "none"
-            raise ValueError(f"the first argument must be {' or '.join(commands)}, got {found}.")
-        text = run(argv[0], argv[1:], f"vanilla_transformer.train.synthesize {argv[0]}")
-        if text is not None:
-            sys.stdout.write(text + "\n")
+            first_argument = argv[0] if argv else "none"
+            raise ValueError(
+                f"the first argument must be {' or '.join(commands)}, got {first_argument}."
+            )
+        summary = run(argv[0], argv[1:], f"vanilla_transformer.train.synthesize {argv[0]}")
+        if summary is not None:
+            sys.stdout.write(summary + "\n")
 
     return run_command(print_summary, argv)
 

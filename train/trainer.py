@@ -12,7 +12,7 @@ from .devices.memory import keep_memory
 from .step import batch_loss_sum, takes_fused_loss
 
 # inputs of a batch that the fused loss can handle
-KNOWN_INPUTS = {"input_ids", "attention_mask", "decoder_input_ids", "labels"}
+FUSED_LOSS_INPUTS = {"input_ids", "attention_mask", "decoder_input_ids", "labels"}
 
 
 class FusedTrainer(Seq2SeqTrainer):
@@ -58,25 +58,27 @@ class FusedTrainer(Seq2SeqTrainer):
         Returns:
             The loss, or loss and outputs.
         """
-        own = self.accelerator.unwrap_model(model)
-        is_plain = (
+        unwrapped_model = self.accelerator.unwrap_model(model)
+        can_fuse = (
             model.training
-            and "_loss_function" not in vars(own)
+            and "_loss_function" not in vars(unwrapped_model)
             and not return_outputs
             and takes_fused_loss(self.accelerator, model)
             and not self.is_model_parallel
             and self.compute_loss_func is None
             and self.neftune_noise_alpha is None
             and "labels" in inputs
-            and KNOWN_INPUTS.issuperset(inputs)
+            and FUSED_LOSS_INPUTS.issuperset(inputs)
         )
-        if not is_plain:
+        if not can_fuse:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs["labels"]
         label_indices = (labels.flatten() != IGNORED).nonzero().flatten()
         batch = {**inputs, "label_indices": label_indices}
         if "decoder_input_ids" not in batch:
-            batch["decoder_input_ids"] = own.prepare_decoder_input_ids_from_labels(labels=labels)
+            batch["decoder_input_ids"] = unwrapped_model.prepare_decoder_input_ids_from_labels(
+                labels=labels
+            )
         smoothing = self.args.label_smoothing_factor
         loss = batch_loss_sum(self.accelerator, model, batch, smoothing)
         if num_items_in_batch is None:
@@ -84,4 +86,5 @@ class FusedTrainer(Seq2SeqTrainer):
         # processes average their gradients, but with the token count of all processes the gradients
         # must be summed
         is_total = self.args.average_tokens_across_devices
-        return loss * (self.accelerator.num_processes if is_total else 1) / num_items_in_batch
+        num_summed = self.accelerator.num_processes if is_total else 1
+        return loss * num_summed / num_items_in_batch

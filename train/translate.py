@@ -28,14 +28,16 @@ from .data.text_files import MAX_LINE_BYTES, lines_of, opened, read_lines
 logger = logging.getLogger(__name__)
 
 # flags of the search: type and help text
-SEARCH = {
+SEARCH_FLAGS = {
     "num_beams": (int, "beam size"),
     "length_penalty_alpha": (float, "length penalty, section 6.1"),
     "max_extra_tokens": (int, "maximum number of output tokens beyond the source length"),
 }
 # characters at which `str.splitlines` splits
 LINE_ENDS = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-TABS = "the first line of {} has a tab, and whole lines are translated; --column 1 takes one column"
+TABS_WARNING = (
+    "the first line of {} has a tab, and whole lines are translated; --column 1 takes one column"
+)
 # capacity of a pipe on Linux, in bytes
 PIPE_BYTES = 65536
 # longest line that is translated, in tokens: memory and time grow with the square of its length
@@ -88,14 +90,14 @@ def search_lines(
         if glossary is None:
             yield from pipeline(iter(lines), **search)
         else:
-            yield from _with_glossary(pipeline, iter(lines), glossary, search)
+            yield from _translate_with_glossary(pipeline, iter(lines), glossary, search)
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise
-        beams = search.get("num_beams", pipeline.model.generation_config.num_beams) or 1
+        num_beams = search.get("num_beams", pipeline.model.generation_config.num_beams) or 1
         raise MemoryError(
-            f"out of memory: a batch with {beams:,} beams for each sentence does not fit. Use a "
-            "smaller num_beams."
+            f"out of memory: a batch with {num_beams:,} beams for each sentence does not fit. Use "
+            "a smaller num_beams."
         ) from error
 
 
@@ -125,30 +127,30 @@ def arriving_lines(file: IO[bytes], name: str) -> Iterator[list[str]]:
         ValueError: If a line is not UTF-8 or is longer than `MAX_LINE_BYTES`; names the line.
     """
     # number of lines of each read, to group the lines after `read_lines`, which yields them singly
-    counts: deque[int] = deque()
+    group_sizes: deque[int] = deque()
 
-    def arriving() -> Iterator[bytes]:
+    def read_complete_lines() -> Iterator[bytes]:
         # a bytearray, which grows in place, because a line can arrive in thousands of parts
         unfinished = bytearray()
         # read1 returns as soon as some bytes have arrived; IO[bytes] does not declare it
         read = file.read1  # type: ignore[attr-defined]
-        while len(unfinished) <= MAX_LINE_BYTES and (arrived := read(PIPE_BYTES)):
-            rest, *lines = arrived.split(b"\n")
-            unfinished += rest
-            if lines:
-                whole = [bytes(unfinished), *lines[:-1]]
-                unfinished = bytearray(lines[-1])
-                counts.append(len(whole))
-                yield from (line + b"\n" for line in whole)
+        while len(unfinished) <= MAX_LINE_BYTES and (chunk := read(PIPE_BYTES)):
+            first_part, *next_parts = chunk.split(b"\n")
+            unfinished += first_part
+            if next_parts:
+                complete_lines = [bytes(unfinished), *next_parts[:-1]]
+                unfinished = bytearray(next_parts[-1])
+                group_sizes.append(len(complete_lines))
+                yield from (line + b"\n" for line in complete_lines)
         if unfinished:
-            counts.append(1)
+            group_sizes.append(1)
             yield bytes(unfinished)
 
-    lines = read_lines(arriving(), name)
-    for first in lines:
-        group = [first]
+    lines = read_lines(read_complete_lines(), name)
+    for first_line in lines:
+        group = [first_line]
         try:
-            for line in islice(lines, counts.popleft() - 1):
+            for line in islice(lines, group_sizes.popleft() - 1):
                 group.append(line)
         except ValueError:
             # the lines before the refused line are still translated
@@ -178,27 +180,27 @@ def fitting_lines(
         ValueError: If a line has more tokens than `MAX_LINE_TOKENS`, or than the model has
             positions; names the line.
     """
-    most = min(MAX_LINE_TOKENS, max_source_tokens(pipeline.model.config) or MAX_LINE_TOKENS)
+    max_tokens = min(MAX_LINE_TOKENS, max_source_tokens(pipeline.model.config) or MAX_LINE_TOKENS)
     num_lines_read = 0
     for lines in groups:
-        parts = [split(line) or [""] for line in lines]
-        lengths = map(len, pipeline.tokenizer(list(chain(*parts)))["input_ids"])
-        for index, part in enumerate(parts):
-            length = max(islice(lengths, len(part)))
-            if length > most:
+        line_parts = [split(line) or [""] for line in lines]
+        token_counts = map(len, pipeline.tokenizer(list(chain(*line_parts)))["input_ids"])
+        for index, parts in enumerate(line_parts):
+            num_tokens = max(islice(token_counts, len(parts)))
+            if num_tokens > max_tokens:
                 # the lines before it are still translated
                 if index:
                     yield lines[:index]
                 raise ValueError(
-                    f"{name} line {num_lines_read + index + 1} must have at most {most:,} tokens, "
-                    f"got {length:,}: split the line into sentences, one on each line, or with "
-                    "--split_sentences."
+                    f"{name} line {num_lines_read + index + 1} must have at most {max_tokens:,} "
+                    f"tokens, got {num_tokens:,}: split the line into sentences, one on each line, "
+                    "or with --split_sentences."
                 )
         num_lines_read += len(lines)
         yield lines
 
 
-def add_languages(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
+def add_language_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
     """Add the languages of a multilingual model to a command.
 
     Args:
@@ -212,23 +214,25 @@ def add_languages(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
         )
 
 
-def add_search(parser: argparse.ArgumentParser) -> None:
+def add_search_flags(parser: argparse.ArgumentParser) -> None:
     """Add the settings of the search to a command.
 
     Args:
         parser: Parser of the command.
     """
-    group = parser.add_argument_group("search", "the defaults are the model's own settings")
-    for name, (kind, help_text) in SEARCH.items():
-        group.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=help_text)
-    add_languages(group)
-    group.add_argument(
+    search_group = parser.add_argument_group("search", "the defaults are the model's own settings")
+    for name, (flag_type, help_text) in SEARCH_FLAGS.items():
+        search_group.add_argument(
+            f"--{name}", type=flag_type, default=argparse.SUPPRESS, help=help_text
+        )
+    add_language_flags(search_group)
+    search_group.add_argument(
         "--int8",
         action="store_true",
         default=argparse.SUPPRESS,
         help="quantize the linear layers to int8: faster on a CPU, nearly the same translations",
     )
-    group.add_argument(
+    search_group.add_argument(
         "--engine",
         choices=ENGINES,
         default=argparse.SUPPRESS,
@@ -237,7 +241,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
+def _make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         allow_abbrev=False,
@@ -272,57 +276,57 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="translate each sentence of a line alone, with the rules of a language, such as en "
         "(default: that of the model)",
     )
-    words = parser.add_argument_group("words", "what every translation must or must not have")
-    words.add_argument(
+    term_group = parser.add_argument_group("words", "what every translation must or must not have")
+    term_group.add_argument(
         "--target_prefix", metavar="TEXT", help="text with which each translation begins"
     )
-    for kind, what in (
+    for term_kind, rule in (
         ("required", "must contain, with this case"),
         ("forbidden", "must not contain"),
     ):
-        words.add_argument(
-            f"--{kind}_term",
-            dest=f"{kind}_terms",
+        term_group.add_argument(
+            f"--{term_kind}_term",
+            dest=f"{term_kind}_terms",
             metavar="TEXT",
             action="append",
-            help=f"text that each translation {what}; may be given several times",
+            help=f"text that each translation {rule}; may be given several times",
         )
-    words.add_argument(
+    term_group.add_argument(
         "--glossary",
         metavar="FILE",
         default=None,
         help="file with a source term, a tab and a target term on each line: where a line has the "
         "source term, its translation must contain the target term",
     )
-    output = parser.add_argument_group("output", "by default, one translation on a line")
-    output.add_argument(
+    output_group = parser.add_argument_group("output", "by default, one translation on a line")
+    output_group.add_argument(
         "--num_return_sequences",
         type=int,
         help="number of translations of each line, at most num_beams, best first: an n-best list, "
         "with lines NUMBER ||| TRANSLATION, where NUMBER is that of the line, from 0",
     )
-    output.add_argument(
+    output_group.add_argument(
         "--scores",
         action="store_true",
         default=False,
         help="add the log-probability of a translation, and the same divided by the length "
         "penalty: NUMBER ||| TRANSLATION ||| LOG-PROBABILITY ||| SCORE",
     )
-    output.add_argument(
+    output_group.add_argument(
         "--alignment",
         dest="return_alignment",
         action="store_true",
         help="add the pairs of words that belong together, source-target, counted from 0: "
         "TRANSLATION ||| 0-0 1-2",
     )
-    output.add_argument(
+    output_group.add_argument(
         "--jsonl",
         action="store_true",
         default=False,
         help="write a JSON object for each line, with scores and those of each token if --scores "
         "is given, and with the alignment if --alignment is",
     )
-    add_search(parser)
+    add_search_flags(parser)
     add_trust_flag(parser)
     return parser
 
@@ -345,71 +349,75 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
             long for the model, or flags contradict each other.
     """
     # FILE can follow flags
-    search = vars(parse_flags(_parser(prog), argv, is_intermixed=True))
-    trust, column, scores, jsonl, runs, terms = (
-        search.pop(name)
-        for name in ("trust_remote_code", "column", "scores", "jsonl", "runs", "glossary")
+    search = vars(parse_flags(_make_parser(prog), argv, is_intermixed=True))
+    trust_remote_code, column, shows_scores, writes_jsonl, runs, glossary_path = (
+        search.pop(flag)
+        for flag in ("trust_remote_code", "column", "scores", "jsonl", "runs", "glossary")
     )
     # the parser assigns FILE to `runs` too: the last of several words is FILE unless it is a folder
     path = runs.pop() if len(runs) > 1 and not Path(runs[-1]).is_dir() else None
     path = None if path == "-" else path
-    name = path or "stdin"
-    is_subtitles = ".srt" in Path(name).suffixes
-    is_n_best = scores or "num_return_sequences" in search
+    file_name = path or "stdin"
+    is_subtitles = ".srt" in Path(file_name).suffixes
+    is_n_best = shows_scores or "num_return_sequences" in search
     is_aligned = "return_alignment" in search
-    if is_subtitles and (column or jsonl or is_n_best or is_aligned):
+    if is_subtitles and (column or writes_jsonl or is_n_best or is_aligned):
         raise ValueError(
             "column, jsonl, scores, alignment and num_return_sequences must not be given: "
             "subtitles are translated to subtitles."
         )
-    if terms is not None and "split_sentences" in search:
+    if glossary_path is not None and "split_sentences" in search:
         raise ValueError("glossary must not be given with split_sentences.")
-    glossary = None if terms is None else read_glossary(Path(terms))
-    take = None if column is None else column_reader(path, column)
-    for side, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
+    glossary = None if glossary_path is None else read_glossary(Path(glossary_path))
+    field_reader = None if column is None else column_reader(path, column)
+    for stream_name, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
         if stream is None:
-            raise ValueError(f"{side} must be open, got a closed one.")
-    if scores:
+            raise ValueError(f"{stream_name} must be open, got a closed one.")
+    if shows_scores:
         search["return_scores"] = True
     # opened first, so that an unreadable file is reported before the model is loaded
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
-        subtitles = read_subtitles(file, name) if is_subtitles else []
-        pipeline, others = _load(runs, trust, search.get("int8", False))
-        if others:
-            search["ensemble"] = others
+        subtitles = read_subtitles(file, file_name) if is_subtitles else []
+        pipeline, other_models = _load_models(runs, trust_remote_code, search.get("int8", False))
+        if other_models:
+            search["ensemble"] = other_models
         if subtitles:
-            yield from _translated_subtitles(pipeline, subtitles, name, search, glossary)
+            yield from _translate_subtitles(pipeline, subtitles, file_name, search, glossary)
             return
-        groups: Iterable[list[str]] = arriving_lines(file, name)
-        if take is not None:
-            groups = read_column(groups, name, take)
-        for number, (line, found) in enumerate(_results(pipeline, groups, name, search, glossary)):
-            if number == 0 and take is None and "\t" in line:
-                logger.warning("%s", TABS.format(name))
-            if jsonl:
-                yield json.dumps({"source": line, "translations": found}, ensure_ascii=False)
+        groups: Iterable[list[str]] = arriving_lines(file, file_name)
+        if field_reader is not None:
+            groups = read_column(groups, file_name, field_reader)
+        for number, (line, translations) in enumerate(
+            _translate_groups(pipeline, groups, file_name, search, glossary)
+        ):
+            if number == 0 and field_reader is None and "\t" in line:
+                logger.warning("%s", TABS_WARNING.format(file_name))
+            if writes_jsonl:
+                yield json.dumps({"source": line, "translations": translations}, ensure_ascii=False)
             elif is_n_best:
-                yield from n_best(number, found)
+                yield from n_best_lines(number, translations)
             else:
-                yield " ||| ".join(fields_of(found[0]))
+                yield " ||| ".join(output_fields(translations[0]))
 
 
-def _load(
+def _load_models(
     runs: list[str], trust_remote_code: bool, int8: bool
 ) -> tuple[TranslationPipeline, list[PreTrainedModel]]:
     """Load the first model with its tokenizer, and the other models of an ensemble."""
-    pipeline, *others = [load(run, trust_remote_code=trust_remote_code, int8=int8) for run in runs]
+    pipeline, *other_pipelines = [
+        load(run, trust_remote_code=trust_remote_code, int8=int8) for run in runs
+    ]
     vocabulary = pipeline.tokenizer.get_vocab()
-    for run, other in zip(runs[1:], others, strict=True):
-        if other.tokenizer.get_vocab() != vocabulary:
+    for run, other_pipeline in zip(runs[1:], other_pipelines, strict=True):
+        if other_pipeline.tokenizer.get_vocab() != vocabulary:
             raise ValueError(
                 f"models that translate together must have one vocabulary, and that of {run} "
                 f"differs from that of {runs[0]}."
             )
-    return pipeline, [other.model for other in others]
+    return pipeline, [other_pipeline.model for other_pipeline in other_pipelines]
 
 
-def _results(
+def _translate_groups(
     pipeline: TranslationPipeline,
     groups: Iterable[list[str]],
     name: str,
@@ -423,23 +431,23 @@ def _results(
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
     with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
         for lines in fitting_lines(groups, pipeline, name, split):
-            found = search_lines(pipeline, lines, glossary, **search)
-            for pair in zip(lines, found, strict=True):
-                yield pair
+            results = search_lines(pipeline, lines, glossary, **search)
+            for line_and_translations in zip(lines, results, strict=True):
+                yield line_and_translations
                 bar.update()
 
 
-def _with_glossary(
+def _translate_with_glossary(
     pipeline: TranslationPipeline,
     lines: Iterator[str],
     glossary: Mapping[str, str],
     search: Mapping[str, Any],
 ) -> Iterator[list[dict[str, Any]]]:
-    for_all = search.get("required_terms", [])
+    common_terms = search.get("required_terms", [])
     while window := list(islice(lines, TEXTS_PER_WINDOW)):
-        required = [for_all + terms_in(line, glossary) for line in window]
-        found = pipeline(window, **{**search, "required_terms": required})
-        for result in found:
+        required_terms = [common_terms + glossary_targets(line, glossary) for line in window]
+        results = pipeline(window, **{**search, "required_terms": required_terms})
+        for result in results:
             yield result if isinstance(result, list) else [result]
 
 
@@ -460,15 +468,15 @@ def read_glossary(path: Path) -> dict[str, str]:
     glossary: dict[str, str] = {}
     with opened(path) as file:
         for number, line in enumerate(read_lines(lines_of(file), str(path)), start=1):
-            source, *rest = (cell.strip() for cell in line.split("\t"))
+            source, *next_cells = (cell.strip() for cell in line.split("\t"))
             if not line.strip():
                 continue
-            if not source or not rest or not rest[0]:
+            if not source or not next_cells or not next_cells[0]:
                 raise ValueError(
                     f"{path} line {number} must have a source term, a tab and a target term, got "
                     f"{line!r}."
                 )
-            if glossary.setdefault(source, rest[0]) != rest[0]:
+            if glossary.setdefault(source, next_cells[0]) != next_cells[0]:
                 raise ValueError(
                     f"{path} line {number} must have another source term: {source!r} has the "
                     f"target term {glossary[source]!r} already."
@@ -476,7 +484,7 @@ def read_glossary(path: Path) -> dict[str, str]:
     return glossary
 
 
-def terms_in(line: str, glossary: Mapping[str, str]) -> list[str]:
+def glossary_targets(line: str, glossary: Mapping[str, str]) -> list[str]:
     """Return the target terms of the source terms that a line contains as whole words.
 
     Args:
@@ -490,7 +498,7 @@ def terms_in(line: str, glossary: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _translated_subtitles(
+def _translate_subtitles(
     pipeline: TranslationPipeline,
     subtitles: list[Any],
     name: str,
@@ -498,12 +506,12 @@ def _translated_subtitles(
     glossary: Mapping[str, str] | None,
 ) -> Iterator[str]:
     texts = [" ".join(subtitle.content.split()) for subtitle in subtitles]
-    results = _results(pipeline, [texts], name, search, glossary)
-    for subtitle, (_, found) in zip(subtitles, results, strict=True):
-        yield with_translation(subtitle, one_line(found[0]["translation_text"]))
+    results = _translate_groups(pipeline, [texts], name, search, glossary)
+    for subtitle, (_, translations) in zip(subtitles, results, strict=True):
+        yield with_translation(subtitle, one_line(translations[0]["translation_text"]))
 
 
-def n_best(number: int, translations: list[dict[str, Any]]) -> Iterator[str]:
+def n_best_lines(number: int, translations: list[dict[str, Any]]) -> Iterator[str]:
     """Write translations as an n-best list of Moses and Marian.
 
     Args:
@@ -513,19 +521,19 @@ def n_best(number: int, translations: list[dict[str, Any]]) -> Iterator[str]:
     Yields:
         A line for each translation, with fields between " ||| ".
     """
-    for found in translations:
-        yield " ||| ".join([str(number), *fields_of(found)])
+    for translation in translations:
+        yield " ||| ".join([str(number), *output_fields(translation)])
 
 
-def fields_of(found: Mapping[str, Any]) -> list[str]:
+def output_fields(result: Mapping[str, Any]) -> list[str]:
     """Return the parts of a result: translation, and alignment and scores if the result has them.
 
     Args:
-        found: Result of the pipeline.
+        result: Result of the pipeline.
     """
-    fields = [one_line(found["translation_text"])]
-    if "alignment" in found:
-        fields.append(" ".join(f"{source}-{target}" for source, target in found["alignment"]))
-    if "score" in found:
-        fields += [f"{found[name]:.6f}" for name in ("log_probability", "score")]
+    fields = [one_line(result["translation_text"])]
+    if "alignment" in result:
+        fields.append(" ".join(f"{source}-{target}" for source, target in result["alignment"]))
+    if "score" in result:
+        fields += [f"{result[name]:.6f}" for name in ("log_probability", "score")]
     return fields

@@ -34,9 +34,11 @@ def score_sample(run: Run, validation: Pairs, num_pairs: int) -> dict[str, float
         `bleu` and `chrf` of greedy translations.
     """
     texts: Any = run.data.texts
-    kept = validation.kept()
-    number = min(len(kept), num_pairs)
-    rows = texts.validation.select(kept[np.arange(number) * len(kept) // number])
+    kept_indices = validation.kept()
+    sample_size = min(len(kept_indices), num_pairs)
+    rows = texts.validation.select(
+        kept_indices[np.arange(sample_size) * len(kept_indices) // sample_size]
+    )
     sources, references = texts_of(
         rows.with_format("arrow")[:], texts.languages, "validation", repair=True
     )

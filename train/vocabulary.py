@@ -46,30 +46,38 @@ def prepare_tokenizer(
             folder; or if a file that is no file of a run would be replaced.
     """
     folder = config.folder
-    own = folder / "tokenizer"
-    if not is_resumed and not own.is_dir():
+    tokenizer_folder = folder / "tokenizer"
+    if not is_resumed and not tokenizer_folder.is_dir():
         refuse_files_of_no_run(folder, config)
-    kept = read_recipe(folder) if own.is_dir() and (folder / RECIPE_FILE).is_file() else None
+    saved_config = (
+        read_recipe(folder)
+        if tokenizer_folder.is_dir() and (folder / RECIPE_FILE).is_file()
+        else None
+    )
     # if the run folder has a copy of the given tokenizer, the original may be gone
-    if config.tokenizer is not None and (kept is None or kept.tokenizer != config.tokenizer):
+    if config.tokenizer is not None and (
+        saved_config is None or saved_config.tokenizer != config.tokenizer
+    ):
         tokenizer = load_tokenizer(config.tokenizer)
         texts = texts or load_texts(config)
         refuse_unknown_text(tokenizer, config, texts)
-        if own.is_dir() and tokenizer_hash(load_tokenizer(str(own))) != tokenizer_hash(tokenizer):
-            raise ValueError(
-                f"output_dir must be new, or have the vocabulary of tokenizer "
-                f"{config.tokenizer!r}, got another one in {own}."
-            )
-    elif own.is_dir():
-        if kept is not None and config.tokenizer is None and not is_resumed:
-            refuse_other_vocabulary(config, kept)
-            _refuse_vocabulary_of_other_text(config, texts or load_texts(config), own)
-        tokenizer = load_tokenizer(str(own))
+        if tokenizer_folder.is_dir():
+            saved_tokenizer = load_tokenizer(str(tokenizer_folder))
+            if tokenizer_hash(saved_tokenizer) != tokenizer_hash(tokenizer):
+                raise ValueError(
+                    f"output_dir must be new, or have the vocabulary of tokenizer "
+                    f"{config.tokenizer!r}, got another one in {tokenizer_folder}."
+                )
+    elif tokenizer_folder.is_dir():
+        if saved_config is not None and config.tokenizer is None and not is_resumed:
+            refuse_other_vocabulary(config, saved_config)
+            _refuse_vocabulary_of_other_text(config, texts or load_texts(config), tokenizer_folder)
+        tokenizer = load_tokenizer(str(tokenizer_folder))
     else:
         texts = texts or load_texts(config)
         tokenizer = learn_tokenizer(config, texts)
-    if not own.is_dir():
-        with atomic_folder(own) as unfinished:
+    if not tokenizer_folder.is_dir():
+        with atomic_folder(tokenizer_folder) as unfinished:
             save_tokenizer(tokenizer, unfinished)
             if texts is not None and config.tokenizer is None and not config.streaming:
                 write_atomically(unfinished / TEXT_FILE, ", ".join(texts.hashes) + "\n")
@@ -106,16 +114,17 @@ def refuse_unknown_text(
             )
 
 
-def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, own: Path):
+def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, tokenizer_folder: Path):
     # the hash of a streamed text is unknown before the text is read
     if config.streaming:
         return
-    before, now = read_text(own / TEXT_FILE).strip(), ", ".join(texts.hashes)
-    if now != before:
+    old_hashes = read_text(tokenizer_folder / TEXT_FILE).strip()
+    new_hashes = ", ".join(texts.hashes)
+    if new_hashes != old_hashes:
         raise ValueError(
             f"output_dir must be new, or have a vocabulary that was learned from the same text: "
-            f"the SHA-256 of this text was {before}, got {now}. Remove {own} to learn a "
-            "new vocabulary."
+            f"the SHA-256 of this text was {old_hashes}, got {new_hashes}. Remove "
+            f"{tokenizer_folder} to learn a new vocabulary."
         )
 
 
@@ -165,9 +174,11 @@ def refuse_files_of_no_run(folder: Path, config: TrainConfig):
     recipe = folder / RECIPE_FILE
     if not ((folder / "tokenizer").is_dir() and recipe.is_file()):
         # a run that was killed at its beginning may have left its recipe without a tokenizer
-        is_own = recipe.is_file() and recipe.read_bytes() == recipe_text(config).encode()
+        is_recipe_of_run = recipe.is_file() and recipe.read_bytes() == recipe_text(config).encode()
         refuse_other_files(
-            folder, rule, [METRICS_FILE, ENVIRONMENT_FILE, *([] if is_own else [RECIPE_FILE])]
+            folder,
+            rule,
+            [METRICS_FILE, ENVIRONMENT_FILE, *([] if is_recipe_of_run else [RECIPE_FILE])],
         )
 
 
@@ -196,7 +207,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         raise ValueError(
             f"tokenizer {source!r} must be a fast one, got {type(tokenizer).__name__}."
         )
-    tokenizer = _completed(tokenizer, source)
+    tokenizer = _complete_special_tokens(tokenizer, source)
     highest = max(tokenizer.get_vocab().values())
     if highest >= len(tokenizer):
         raise ValueError(
@@ -206,28 +217,36 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _completed(tokenizer: PreTrainedTokenizerBase, source: str) -> PreTrainedTokenizerBase:
+def _complete_special_tokens(
+    tokenizer: PreTrainedTokenizerBase, source: str
+) -> PreTrainedTokenizerBase:
     """Add the padding token and the end token if they are missing, and end each sentence."""
-    added = {}
+    added_tokens = {}
     if tokenizer.pad_token is None:
-        added["pad_token"] = "<pad>"
+        added_tokens["pad_token"] = "<pad>"
     if tokenizer.eos_token is None:
-        added["eos_token"] = tokenizer.sep_token or "</s>"
-    if not added and tokenizer("").input_ids == [tokenizer.eos_token_id]:
+        added_tokens["eos_token"] = tokenizer.sep_token or "</s>"
+    if not added_tokens and tokenizer("").input_ids == [tokenizer.eos_token_id]:
         return tokenizer
     # the generic class, because a class of the library may replace the post-processor, and so add
     # other special tokens, when the tokenizer is loaded again
-    whole = PreTrainedTokenizerFast(
+    fast_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer,
         clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
-        **{**tokenizer.special_tokens_map, **added},
+        **{**tokenizer.special_tokens_map, **added_tokens},
     )
-    whole.backend_tokenizer.post_processor = TemplateProcessing(
-        single=["$A", whole.eos_token], special_tokens=[(whole.eos_token, whole.eos_token_id)]
+    fast_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=["$A", fast_tokenizer.eos_token],
+        special_tokens=[(fast_tokenizer.eos_token, fast_tokenizer.eos_token_id)],
     )
-    given = "".join(f" with the {name} {token!r}" for name, token in added.items())
-    logger.info("tokenizer %s is used%s; %r ends each sentence", source, given, whole.eos_token)
-    return whole
+    addition_text = "".join(f" with the {name} {token!r}" for name, token in added_tokens.items())
+    logger.info(
+        "tokenizer %s is used%s; %r ends each sentence",
+        source,
+        addition_text,
+        fast_tokenizer.eos_token,
+    )
+    return fast_tokenizer
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from datasets import Dataset
 
-from vanilla_transformer.tokenization.learning import _sample, learn_vocabulary
+from vanilla_transformer.tokenization.learning import _draw_sample, learn_vocabulary
 
 SMALLEST = 260  # four special tokens, 256 bytes
 ROWS = [
@@ -83,7 +83,9 @@ def test_memory_holds_no_more_sentences_than_the_sample():
 
 def test_every_sentence_has_the_same_chance():
     draws = 3000
-    counts = Counter(sentence for seed in range(draws) for sentence in _sample("abcdef", 2, seed))
+    counts = Counter(
+        sentence for seed in range(draws) for sentence in _draw_sample("abcdef", 2, seed)
+    )
     assert sum(counts.values()) == 2 * draws
     for sentence in "abcdef":
         # four standard deviations around a third
@@ -91,7 +93,7 @@ def test_every_sentence_has_the_same_chance():
 
 
 def test_a_corpus_smaller_than_the_sample_is_used_whole():
-    assert sorted(_sample(iter(SENTENCES), len(SENTENCES), 0)) == sorted(SENTENCES)
+    assert sorted(_draw_sample(iter(SENTENCES), len(SENTENCES), 0)) == sorted(SENTENCES)
     assert learned(max_sentences=len(SENTENCES)) == learned()
 
 

@@ -217,9 +217,11 @@ def test_a_run_that_ends_with_its_time_averages_its_last_fifth(corpus, tmp_path)
 @pytest.mark.usefixtures("steps_of_one_second")
 def test_the_bar_counts_the_steps_that_the_time_allows(corpus, tmp_path, monkeypatch):
     totals = []
-    real = loop._log
+    real = loop._log_step
     monkeypatch.setattr(
-        loop, "_log", lambda run, *given: totals.append(run.progress.bar.total) or real(run, *given)
+        loop,
+        "_log_step",
+        lambda run, *given: totals.append(run.progress.bar.total) or real(run, *given),
     )
     settings = {"max_steps": 1000, "log_every_steps": 5}
     assert train(train_toys.toy_config(corpus, tmp_path, **settings, max_minutes=seconds(20)))

@@ -16,7 +16,7 @@ from vanilla_transformer.train.recipe import (
     save_config,
 )
 from vanilla_transformer.train.resuming import (
-    changes_of_steps,
+    describe_changes,
     refuse_late_cooldown,
     refuse_other_run,
     refuse_other_vocabulary,
@@ -268,9 +268,9 @@ def test_help_shows_a_value_as_the_flag_takes_it(capsys):
 
 def test_changed_settings_of_a_step_are_described():
     before = load_config("demo")
-    assert changes_of_steps(load_config("demo", {"seed": 3, "log_every_steps": 9}), before) == ""
+    assert describe_changes(load_config("demo", {"seed": 3, "log_every_steps": 9}), before) == ""
     given = {"label_smoothing": 0.5, "precision": "bf16", "max_steps": 900}
-    assert changes_of_steps(load_config("demo", given), before) == (
+    assert describe_changes(load_config("demo", given), before) == (
         "max_steps 900 (was 700); label_smoothing 0.5 (was 0.1); precision 'bf16' (was 'fp32')"
     )
 

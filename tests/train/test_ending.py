@@ -274,7 +274,7 @@ def test_a_worker_whose_pipe_closes_before_its_end_is_heard_of_is_one_sentence(
         threading.Timer(0.3, worker.kill).start()
         raise ConnectionResetError
 
-    monkeypatch.setattr(loop, "_train", die)
+    monkeypatch.setattr(loop, "_train_and_average", die)
     config = train_toys.toy_config(corpus, tmp_path / "run", num_workers=1)
     with pytest.raises(OSError, match="a process that prepares batches died, there is no"):
         train(config)

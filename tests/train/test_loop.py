@@ -175,7 +175,7 @@ def test_the_seed_says_what_the_first_weights_are(corpus, tmp_path):
     tables = []
     for seed in (1, 1, 2):
         config = train_toys.toy_config(corpus, tmp_path, seed=seed)
-        model, _ = setup._make_model(config, VanillaTransformerTokenizer())
+        model, _ = setup._make_model_and_collator(config, VanillaTransformerTokenizer())
         tables.append(model.lm_head.weight)
     assert torch.equal(tables[0], tables[1])
     assert not torch.equal(tables[0], tables[2])
@@ -662,14 +662,14 @@ def test_no_good_checkpoint_makes_room_for_weights_that_may_be_spoilt(
 def test_a_late_save_is_made_after_resuming(corpus, tmp_path, spoilt, saved, monkeypatch):
     spoilt += [8, 9]
     config = train_toys.toy_config(corpus, tmp_path, save_every_steps=4)
-    real_log = loop._log
+    real_log = loop._log_step
 
     def log(run, step, result):
         real_log(run, step, result)
         if step == 9:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(loop, "_log", log)
+    monkeypatch.setattr(loop, "_log_step", log)
     assert not train(config)
     assert train(config, resume=True)
     assert saved == [(4, False), (9, True), (10, False), (12, False)]
@@ -856,14 +856,14 @@ def test_a_run_that_left_no_more_than_its_recipe_begins_again(corpus, tmp_path):
 def test_a_disk_that_is_full_between_checkpoints_ends_in_one_sentence(
     corpus, tmp_path, monkeypatch
 ):
-    real_log = loop._log
+    real_log = loop._log_step
 
     def log(run, step, result):
         if step == 7:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real_log(run, step, result)
 
-    monkeypatch.setattr(loop, "_log", log)
+    monkeypatch.setattr(loop, "_log_step", log)
     with pytest.raises(
         OSError, match=r"run cannot be written with [\d,]+ kB free, step-4 is intact"
     ):

@@ -396,7 +396,10 @@ def test_a_recipe_of_others_runs_no_code(verb, corpus, tmp_path, monkeypatch, ca
     ours = ["--model_class", "gated_evil.py:Gated"]
     for more in ([], ["--dry_run"], ["--resume"], [*ours, "--dry_run"], [*ours, "--resume"]):
         assert main([*words, *more]) == 1
-        assert "Read this code, then set trust_remote_code=True" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "Read this code, then set trust_remote_code=True" in said
+        copied = f"the copy {Path('foreign', 'gated_evil.py')} would be run"
+        assert (copied in said) == ("--model_class" in more)
         assert not Path("ran").exists()
     monkeypatch.setattr(sys, "path", [*sys.path])
     shutil.copy(foreign / "gated_evil.py", tmp_path)

@@ -17,10 +17,10 @@ from vanilla_transformer.train import measuring
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.measuring import Costs
 from vanilla_transformer.train.new import (
-    CORPUS,
-    MINUTES,
+    CORPUS_SETTINGS,
+    MAX_MINUTES,
     RULES,
-    STEPS,
+    STEP_NUMBER_SETTINGS,
     Counts,
     recipe_for,
     settings_for,
@@ -129,7 +129,11 @@ def test_more_pairs_never_get_a_smaller_model_or_less_training():
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.run.split(",")[0])
 def test_the_settings_of_a_rule_are_those_of_its_run(rule):
     others = {"output_dir": None, "precision": "fp32", "bleu_tokenizer": None, "seed": 1}
-    others |= dict.fromkeys(CORPUS) | {"source_lang": "a", "target_lang": "b", "dataset": "c"}
+    others |= dict.fromkeys(CORPUS_SETTINGS) | {
+        "source_lang": "a",
+        "target_lang": "b",
+        "dataset": "c",
+    }
     others["mix"] = []
     found = settings_for(rule.pairs)[1]
     if not rule.run.startswith("results/"):
@@ -151,7 +155,7 @@ def test_the_learning_rate_reaches_that_of_the_run_and_the_steps_keep_their_shar
     for pairs in SIZES:
         rule, config = settings_for(pairs)
         run = rule.config
-        for name in STEPS:
+        for name in STEP_NUMBER_SETTINGS:
             share = getattr(config, name) / config.max_steps
             assert share == pytest.approx(getattr(run, name) / run.max_steps, rel=0.02)
         factor = config.learning_rate_factor / math.sqrt(config.warmup_steps)
@@ -162,7 +166,7 @@ def test_the_learning_rate_reaches_that_of_the_run_and_the_steps_keep_their_shar
 def test_a_time_limits_the_steps_and_keeps_their_shares_and_the_learning_rate():
     whole, limited = (settings_for(8000, most)[1] for most in (math.inf, 750))
     assert limited.max_steps == 750
-    for name in STEPS:
+    for name in STEP_NUMBER_SETTINGS:
         assert getattr(limited, name) == pytest.approx(getattr(whole, name) / 4, abs=1)
     peaks = [learning_rate_of(config, 128)(config.warmup_steps) for config in (whole, limited)]
     assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
@@ -216,7 +220,7 @@ def test_an_existing_recipe_is_never_overwritten(folder, capsys, monkeypatch):
     assert main(words) == 1
     assert "mine.yaml exists and is not overwritten" in capsys.readouterr().err
     # one that appears while the corpus is read
-    monkeypatch.setattr("vanilla_transformer.train.new._new_file", lambda name: path)
+    monkeypatch.setattr("vanilla_transformer.train.new._new_recipe_path", lambda name: path)
     assert main(words) == 1
     assert "mine.yaml exists and is not overwritten" in capsys.readouterr().err
     assert path.read_text(encoding="utf-8") == "# my own\n"
@@ -274,7 +278,7 @@ def test_the_help_has_only_the_flags_of_a_corpus(capsys):
         main(["new", "--help"])
     out = capsys.readouterr().out
     assert [name for name in TrainConfig.__dataclass_fields__ if f"--{name} VALUE" in out] == [
-        name for name in TrainConfig.__dataclass_fields__ if name in (*CORPUS, MINUTES)
+        name for name in TrainConfig.__dataclass_fields__ if name in (*CORPUS_SETTINGS, MAX_MINUTES)
     ]
 
 

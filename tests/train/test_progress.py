@@ -19,7 +19,7 @@ from tqdm import tqdm
 from vanilla_transformer.train import progress as reporting
 from vanilla_transformer.train.__main__ import main
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.progress import BAR, Progress
+from vanilla_transformer.train.progress import BAR_FORMAT, Progress
 from vanilla_transformer.train.run_folder.files import read_metrics
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -43,7 +43,7 @@ def test_a_number_that_is_not_finite_is_no_number_of_json(progress, tmp_path):
 
 
 def test_a_clock_that_stands_still_divides_nothing_by_zero(progress, tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "monotonic", lambda: progress.started)
+    monkeypatch.setattr(time, "monotonic", lambda: progress.start_time)
     progress.log(step=1, learning_rate=0.1)
     assert read_metrics(tmp_path)[0]["tokens_per_second"] == 0.0
 
@@ -93,13 +93,13 @@ def test_the_bar_fits_the_terminal(corpus, tmp_path, columns):
 
 def test_the_bar_of_a_run_of_days_on_eight_fast_devices_fits(progress, monkeypatch):
     progress.window |= {"loss": 3e7, "tokens": 1e7, "cells": 100, "filled_cells": 97}
-    now = progress.started + 18
+    now = progress.start_time + 18
     monkeypatch.setattr(time, "monotonic", lambda: now)
     progress.log(step=1, learning_rate=4.9e-4)
     for more, end in (({}, "val 1.500"), ({"bleu": 27.34, "chrf": 55.5}, "BLEU 27.3")):
-        progress.evaluated(1, {"loss": 1.5, "perplexity": 4.5, **more})
+        progress.log_scores(1, {"loss": 1.5, "perplexity": 4.5, **more})
         text = progress.bar.desc
-        line = tqdm.format_meter(123456, 300000, 1e5, ncols=80, bar_format=BAR, prefix=text)
+        line = tqdm.format_meter(123456, 300000, 1e5, ncols=80, bar_format=BAR_FORMAT, prefix=text)
         assert line.rstrip().endswith(f"loss 3.000 lr 4.9e-04 555,556 tok/s {end}")
         assert "123456/300000" in line
         assert "left" in line

@@ -16,7 +16,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.configuration_vanilla_transformer import PAPER_ROWS
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.recipe import (
-    RECIPES,
+    RECIPES_FOLDER,
     load_config,
     parse_arguments,
     read_recipe_file,
@@ -40,7 +40,7 @@ MEASURED = [(name, run) for name in recipe_names() for run in read_recipe_file(n
 
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_a_recipe_says_what_it_reproduces_and_differs_from_the_defaults(recipe):
-    lines = (RECIPES / f"{recipe}.yaml").read_text(encoding="utf-8").splitlines()
+    lines = (RECIPES_FOLDER / f"{recipe}.yaml").read_text(encoding="utf-8").splitlines()
     assert lines[0] == f"# {recipe_comment(recipe)[0]}"
     assert lines[0].endswith("."), "the first line stands alone in the list of recipes"
     settings, _ = read_recipe_file(recipe)

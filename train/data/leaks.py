@@ -26,7 +26,7 @@ import numpy as np
 from datasets.fingerprint import Hasher
 from datasets.utils import tqdm
 
-from ..config import WITHOUT_WORDS
+from ..config import UNSPACED_LANGUAGES
 from .cache import cached
 from .corpus import texts_of
 
@@ -88,7 +88,7 @@ def normalize(texts: Sequence[str], language: str) -> list[str]:
     while "  " in joined:
         joined = joined.replace("  ", " ")
     lines = [line.strip(" ") for line in joined.split("\n")]
-    if re.split("[-_]", language.lower())[0] in WITHOUT_WORDS:
+    if re.split("[-_]", language.lower())[0] in UNSPACED_LANGUAGES:
         return [" ".join(line.replace(" ", "")) for line in lines]
     return lines
 

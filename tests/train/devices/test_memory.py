@@ -216,7 +216,9 @@ def test_other_processes_have_other_memory(corpus, tmp_path, monkeypatch):
 
     def tokens(config, **given):
         state = {"tokens_per_micro_batch": None, **given}
-        return setup._with_micro_batch(config, accelerator, model, state).tokens_per_micro_batch
+        return setup._fill_in_micro_batch_size(
+            config, accelerator, model, state
+        ).tokens_per_micro_batch
 
     assert tokens(free) == 300
     assert tokens(free, num_processes=1, tokens_per_micro_batch=77) == 77
