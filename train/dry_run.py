@@ -15,7 +15,7 @@ from ..tokenization.learning import refuse_small_vocabulary
 from .config import TrainConfig
 from .data.corpus import is_file_name, is_local, texts_of
 from .data.prepare import Texts, load_texts
-from .devices.memory import CPU_TOKENS, bytes_per_token, fixed_step_bytes, state_bytes
+from .devices.memory import CPU_MICRO_BATCH_TOKENS, bytes_per_token, fixed_step_bytes, state_bytes
 from .model_class import make_model
 from .progress import refuse_trackers
 from .recipe import read_recipe_file, recipe_comment
@@ -102,7 +102,7 @@ def _epochs(
 ) -> dict[str, str]:
     """Estimate the number of epochs from the first pairs."""
     # the size of a stream is unknown, and corpora with weights do not end at the same time
-    if config.streaming or texts.weights is not None:
+    if config.streaming or texts.corpus_weights is not None:
         return {}
     first = [rows.select(range(min(len(rows), LEARNED_PAIRS))) for rows in texts.train]
     if tokenizer is None:
@@ -156,7 +156,7 @@ def _memory(config: TrainConfig, model: PreTrainedModel) -> dict[str, str]:
     parts = state_bytes(config, model.num_parameters())
     parts["loss and buffers"] = fixed_step_bytes(model.config, config.precision, device)
     each = bytes_per_token(model.config, config.precision, config.max_length, device)
-    sizes = [min(config.tokens_per_micro_batch or CPU_TOKENS, config.tokens_per_step)]
+    sizes = [min(config.tokens_per_micro_batch or CPU_MICRO_BATCH_TOKENS, config.tokens_per_step)]
     if config.tokens_per_micro_batch is None:
         sizes.append(config.tokens_per_step)
     batches = ", ".join(f"{_bytes(size * each)} with {size:,}" for size in dict.fromkeys(sizes))

@@ -232,7 +232,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         if accelerator.scaler is not None and "scaler" in saved:
             accelerator.scaler.load_state_dict(saved["scaler"])
         if moving_average is not None:
-            moving_average.load(distribution.own_parts(model, saved["moving_average"]))
+            moving_average.load(distribution.shard_tensors(model, saved["moving_average"]))
     folder, cooldown = config.folder, _cooldown_of(config, state)
     learning_rate = learning_rate_of(config, model.config.d_model, cooldown)
     run = Run(
@@ -401,7 +401,7 @@ def _make_or_load_model(
         return model, collator, dict(NEW_STATE)
     checkpointing.load_weights(model, checkpointing.read_weights(checkpoint))
     state = checkpointing.read_state(checkpoint)
-    check(state, checkpointing.RUN_STATE, checkpoint / checkpointing.STATE_FILE)
+    check(state, checkpointing.RUN_STATE_SCHEMA, checkpoint / checkpointing.STATE_FILE)
     return model, collator, state
 
 
