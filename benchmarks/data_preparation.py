@@ -103,7 +103,7 @@ def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs
     padded_tokens = non_padding_tokens = 0
     targets = []
     for step in range(steps.steps_per_epoch):
-        block, index = steps.block_of(step)
+        block, index = steps.find_block(step)
         groups, (source, target) = block.steps[index], block.lengths
         for part in split_step(groups, source, target, steps.tokens_per_micro_batch, 1)[0]:
             for lengths in (source, target):
@@ -137,10 +137,12 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "filtered.npy")
         filtered = np.lib.format.open_memmap(path, "w+", np.int32, (3, count))
-        kept = pairs.kept()
+        kept = pairs.kept_indices()
         for first in range(0, count, MILLION):
             size = min(MILLION, count - first)
-            filtered[:, first : first + size] = pairs.filtered[:, random.choice(kept, size)]
+            filtered[:, first : first + size] = pairs.lengths_and_verdicts[
+                :, random.choice(kept, size)
+            ]
         filtered.flush()
         del filtered
         # writing 5 resets the peak memory of the process
@@ -159,7 +161,7 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
         table.add("planned", f"{count:,} pairs, {steps.steps_per_epoch:,} steps an epoch")
         for name in ("order of an epoch, first block", "a further block"):
             started = time.process_time()
-            steps.block_of(0 if name.startswith("order") else steps.steps_per_epoch - 1)
+            steps.find_block(0 if name.startswith("order") else steps.steps_per_epoch - 1)
             table.add(name, f"{time.process_time() - started:.2f} s of CPU time")
         after = memory()
         growth = {name: (after[name] - before[name]) / millions for name in after}

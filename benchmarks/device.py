@@ -106,7 +106,7 @@ def _arithmetic(flags: argparse.Namespace, batch: Batch, device: torch.device) -
             continue
         # weights stay in float32, as in training; autocast computes products in `dtype`
         moved = model.float().to(device)
-        dtype = distribution.DTYPES.get(precision, torch.float32)
+        dtype = distribution.HALF_PRECISION_DTYPES.get(precision, torch.float32)
         found = _loss_and_gradient(moved, batch, dtype)
         loss, gradient = (
             float((ours.double().cpu() - theirs.cpu()).norm() / theirs.norm().cpu())

@@ -23,7 +23,7 @@ from ..loading import load_run
 from ..paper.study import Section, show_study
 from ..pipeline_vanilla_transformer import TOKENS_PER_BATCH, TranslationPipeline
 from ..train.config import PRECISIONS
-from ..train.devices.distribution import DTYPES
+from ..train.devices.distribution import HALF_PRECISION_DTYPES
 from ..train.run_folder.files import read_recipe
 from ..train.scoring import score_translations
 from ..train.translate import one_line, translate_lines
@@ -147,7 +147,8 @@ def sections(
     Yields:
         One section.
     """
-    device, dtype = torch.device(flags.device), DTYPES.get(flags.precision, torch.float32)
+    device = torch.device(flags.device)
+    dtype = HALF_PRECISION_DTYPES.get(flags.precision, torch.float32)
     int8 = [OURS_INT8] if device.type == "cpu" else []
     peers, absent = ctranslate2_names(device, dtype)
     names = [OURS, *int8, MARIAN, MARIAN_UNSORTED, *peers]

@@ -19,7 +19,7 @@ import torch
 
 from ..drawing import new_figure
 from ..train.devices.cpu_kernels import product
-from ..train.devices.memory import keep_memory
+from ..train.devices.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -276,7 +276,7 @@ class Product:
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         if device.type == "cpu":
-            keep_memory()
+            keep_freed_memory()
         edge = MATRIX[device.type]
         self.matrices = torch.randn(2, edge, edge, device=device).to(dtype)
 

@@ -130,7 +130,7 @@ def dtype_of(settings: TrainConfig) -> torch.dtype:
     Returns:
         The dtype that belongs to the precision of the run.
     """
-    return distribution.DTYPES.get(settings.precision, torch.float32)
+    return distribution.HALF_PRECISION_DTYPES.get(settings.precision, torch.float32)
 
 
 def open_accelerator(settings: TrainConfig, device: torch.device) -> Accelerator:

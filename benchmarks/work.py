@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from .. import VanillaTransformerConfig
 from ..tokenization.learning import learn_vocabulary
 from ..train.config import TrainConfig
-from ..train.data.batches import Collator, plan_steps, steps_for
+from ..train.data.batches import Collator, count_steps, plan_steps
 from ..train.data.corpus import load_translations, texts_of
 from ..train.data.pairs import drop_untrainable, encode_pairs, pair_lengths
 from ..train.data.prepare import load_texts, vocabulary_texts
@@ -246,7 +246,7 @@ def bucketed_batches(corpus: Corpus, tokens: int, count: int, seed: int) -> list
         ValueError: If the corpus has fewer than `count` batches.
     """
     sides = (corpus.source_lengths, corpus.target_lengths)
-    num_steps = steps_for(int(np.maximum(*sides).sum()), tokens)
+    num_steps = count_steps(int(np.maximum(*sides).sum()), tokens)
     if num_steps < count:
         raise ValueError(
             f"the corpus must have {count} batches of {tokens} tokens, got {num_steps}."

@@ -10,7 +10,7 @@ from ..drawing import new_figure
 from ..train.progress import perplexity
 from ..train.recipe import RECIPE_FILE
 from ..train.run_folder.files import METRICS_FILE, read_metrics, read_recipe, vocabulary_size
-from ..train.run_folder.plots import logged, plot_losses
+from ..train.run_folder.plots import logged_values, plot_losses
 from .label_smoothing import least_loss
 from .study import Section
 
@@ -47,7 +47,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         ValueError: If a folder has no logged loss.
     """
     metrics = {run: read_metrics(Path(run)) for run in dict.fromkeys(flags.runs)}
-    trained = {run: logged(lines, "loss") for run, lines in metrics.items()}
+    trained = {run: logged_values(lines, "loss") for run, lines in metrics.items()}
     for run, (steps, _) in trained.items():
         if not steps:
             raise ValueError(
@@ -96,7 +96,7 @@ def draw_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
     for run, lines in metrics.items():
         plot_losses(losses, lines, run)
         for axes, (name, label) in zip(others, PANELS.items(), strict=True):
-            axes.plot(*logged(lines, name), label=run)
+            axes.plot(*logged_values(lines, name), label=run)
             axes.set_xlabel("step")
             axes.set_ylabel(label)
             axes.grid(alpha=0.3)
@@ -109,14 +109,14 @@ def draw_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
 
 
 def _row(run: str, lines: Sequence[Mapping[str, Any]]) -> list[Any]:
-    steps, losses = logged(lines, "loss")
+    steps, losses = logged_values(lines, "loss")
     floor = None
     if (Path(run) / RECIPE_FILE).is_file():
         recipe = read_recipe(Path(run))
         vocab_size = vocabulary_size(Path(run), recipe)
         if vocab_size is not None:
             floor = least_loss(vocab_size, recipe.label_smoothing)
-    evaluated = list(zip(*logged(lines, "validation_loss"), strict=True))
+    evaluated = list(zip(*logged_values(lines, "validation_loss"), strict=True))
     at, lowest = min(evaluated, key=lambda point: point[1], default=(None, None))
     return [
         run,
@@ -127,8 +127,8 @@ def _row(run: str, lines: Sequence[Mapping[str, Any]]) -> list[Any]:
         lowest,
         None if lowest is None else perplexity(lowest),
         at,
-        statistics.median(logged(lines, "tokens_per_second")[1] or [0.0]),
-        max(logged(lines, "grad_norm")[1], default=None),
+        statistics.median(logged_values(lines, "tokens_per_second")[1] or [0.0]),
+        max(logged_values(lines, "grad_norm")[1], default=None),
     ]
 
 

@@ -39,13 +39,13 @@ def run(argv: list[str], prog: str) -> None:
             raise ValueError(f"{name} must be above 0, got {value}.")
     import uvicorn
 
-    from ..train.devices.memory import keep_memory
+    from ..train.devices.memory import keep_freed_memory
     from .app import Limits, build_app
     from .models import load_models
     from .translation_queue import TranslationQueue
 
     # limit oneDNN's cache of kernels: nearly every batch has a new shape, and needs new kernels
-    keep_memory()
+    keep_freed_memory()
     with bound_socket(flags.host, flags.port) as listener:
         models = load_models(flags.models, flags.trust_remote_code)
         # hide a message that the pipeline repeats at each call: the reason why a model does not use

@@ -15,7 +15,7 @@ from ..tokenization.learning import refuse_small_vocabulary
 from .config import TrainConfig
 from .data.corpus import is_file_name, is_local, texts_of
 from .data.prepare import Texts, load_texts
-from .devices.memory import CPU_TOKENS, bytes_per_token, fixed_step_bytes, state_bytes
+from .devices.memory import CPU_MICRO_BATCH_TOKENS, bytes_per_token, fixed_step_bytes, state_bytes
 from .model_class import make_model
 from .progress import refuse_trackers
 from .recipe import read_recipe_file, recipe_comment
@@ -112,7 +112,7 @@ def _describe_epochs(
 ) -> dict[str, str]:
     """Estimate the number of epochs from the first pairs."""
     # the size of a stream is unknown, and corpora with weights do not end at the same time
-    if config.streaming or texts.weights is not None:
+    if config.streaming or texts.corpus_weights is not None:
         return {}
     first_rows = [
         rows_of_corpus.select(range(min(len(rows_of_corpus), LEARNED_PAIRS)))
@@ -167,10 +167,10 @@ def _describe_length(text: str, tokenizer: PreTrainedTokenizerBase | None) -> st
 
 def _describe_memory(config: TrainConfig, model: PreTrainedModel) -> dict[str, str]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    bytes_by_part = state_bytes(config, model.num_parameters())
-    bytes_by_part["loss and buffers"] = fixed_step_bytes(model.config, config.precision, device)
-    bytes_of_token = bytes_per_token(model.config, config.precision, config.max_length, device)
-    batch_sizes = [min(config.tokens_per_micro_batch or CPU_TOKENS, config.tokens_per_step)]
+    parts = state_bytes(config, model.num_parameters())
+    parts["loss and buffers"] = fixed_step_bytes(model.config, config.precision, device)
+    each = bytes_per_token(model.config, config.precision, config.max_length, device)
+    sizes = [min(config.tokens_per_micro_batch or CPU_MICRO_BATCH_TOKENS, config.tokens_per_step)]
     if config.tokens_per_micro_batch is None:
         batch_sizes.append(config.tokens_per_step)
     batches = ", ".join(

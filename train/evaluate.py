@@ -32,12 +32,12 @@ from .config import TrainConfig, bleu_tokenizer_of
 from .data.batches import IGNORED
 from .data.corpus import is_available_offline, load_translations, texts_of
 from .data.leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find_leaks
-from .data.prepare import STREAMED, load_texts, with_validation
+from .data.prepare import STREAMED_TEXT_REASON, add_validation_split, load_texts
 from .devices.distribution import (
-    LONGEST_WAIT,
+    COLLECTIVE_TIMEOUT,
     in_all_processes,
     is_launched_on_cpu,
-    leave_processes,
+    leave_process_group,
     main_process_first,
 )
 from .devices.fused_loss import block_bytes
@@ -437,7 +437,7 @@ def _load_texts(task: Evaluation) -> list[list[str]]:
         columns=None if recipe is None else recipe.columns,
     )
     if recipe is not None:
-        splits = with_validation(splits, recipe)
+        splits = add_validation_split(splits, recipe)
     if task.split not in splits:
         raise ValueError(
             f"split must be one of {', '.join(splits)}, got {task.split!r}."
@@ -547,11 +547,11 @@ def _count_leaks_in_training(
 ) -> dict[str, Any] | str:
     """Count the sentences that are in the training text, or return why they cannot be counted."""
     if recipe.streaming:
-        return STREAMED
-    training_languages = recipe.source_lang, recipe.target_lang
-    test_languages = task.source_lang, task.target_lang
-    if {*test_languages} != {*training_languages}:
-        return f"the training text is in {' and '.join(training_languages)}"
+        return STREAMED_TEXT_REASON
+    languages = recipe.source_lang, recipe.target_lang
+    own_languages = task.source_lang, task.target_lang
+    if {*own_languages} != {*languages}:
+        return f"the training text is in {' and '.join(languages)}"
     corpora = [recipe.dataset, *(corpus["dataset"] for corpus in recipe.mix)]
     if not all(is_available_offline(dataset, *training_languages) for dataset in corpora):
         return "the training text is not on this machine"
@@ -560,14 +560,14 @@ def _count_leaks_in_training(
         first_environment = next(iter(read_environment(Path(task.run))), {})
         if first_environment.get("text_sha256") not in (None, ", ".join(texts.hashes)):
             return "the training text has changed since the training"
-        if task.data_name_parts == [task.split] and task.split in texts.held_out:
-            hits = texts.leaks_of(task.split)
+        if task.data_name_parts == [task.split] and task.split in texts.evaluation_texts:
+            hits = texts.leak_hits_of(task.split)
         else:
             finder = LeakFinder(sources, list(chain(*references)), test_languages)
             hits = find_leaks(texts.train, texts.hashes, finder)
         if recipe.drop_leaks:
             # the run dropped these pairs, so it was not trained on them
-            hits = hits[~np.isin(hits[:, PAIR], texts.leaks[:, PAIR])]
+            hits = hits[~np.isin(hits[:, PAIR], texts.leak_hits[:, PAIR])]
     except (ValueError, OSError) as error:
         logger.warning("The training text cannot be read: %s", error)
         return "the training text cannot be read"
@@ -600,8 +600,8 @@ def join_processes() -> PartialState:
     Returns:
         State of the processes.
     """
-    uses_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or is_launched_on_cpu()
-    return PartialState(cpu=uses_cpu, timeout=LONGEST_WAIT)
+    cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or is_launched_on_cpu()
+    return PartialState(cpu=cpu, timeout=COLLECTIVE_TIMEOUT)
 
 
 def translate_shared(
@@ -806,7 +806,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
     scores = evaluate(**vars(parse_flags(parser, argv)))
-    leave_processes()
+    leave_process_group()
     return None if scores is None else score_table(scores)
 
 

@@ -47,7 +47,7 @@ from .devices.distribution import (
     disable_cudnn_attention,
     in_all_processes,
     is_launched_on_cpu,
-    leave_processes,
+    leave_process_group,
     main_process_first,
 )
 from .run_folder.checkpoint import refuse_not_finite
@@ -508,7 +508,7 @@ def run(argv: list[str]):
     if args.process_index > 0:
         logging.getLogger("vanilla_transformer").setLevel(logging.WARNING)
     scores = fine_tune(options, args)
-    leave_processes()
+    leave_process_group()
     if args.process_index == 0:
         sys.stdout.write("".join(f"{name} = {value}\n" for name, value in scores.items()))
 

@@ -513,11 +513,11 @@ def save_step(run: Run, step: int, is_stop: bool = False):
     """
     averaged_minutes = run.config.averaged_minutes
     # with FSDP2 or DeepSpeed a process has only parts of the tensors, so all processes gather them
-    weights = distribution.whole_weights(run.model)
-    optimizer_state = distribution.whole_optimizer_state(run.accelerator, run.model, run.optimizer)
+    weights = distribution.gather_weights(run.model)
+    optimizer_state = distribution.gather_optimizer_state(run.accelerator, run.model, run.optimizer)
     moving_average = None
     if run.moving_average is not None:
-        moving_average = distribution.whole_tensors(run.moving_average.tensors())
+        moving_average = distribution.gather_tensors(run.moving_average.tensors())
     distribution.in_all_processes(lambda: _refuse_not_finite(step, weights, moving_average))
     if run.accelerator.is_main_process:
         run.progress.to_disk()

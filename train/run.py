@@ -240,8 +240,8 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         if accelerator.scaler is not None and "scaler" in saved_states:
             accelerator.scaler.load_state_dict(saved_states["scaler"])
         if moving_average is not None:
-            moving_average.load(distribution.own_parts(model, saved_states["moving_average"]))
-    folder, cooldown = config.folder, _saved_cooldown(config, run_state)
+            moving_average.load(distribution.shard_tensors(model, saved["moving_average"]))
+    folder, cooldown = config.folder, _cooldown_of(config, state)
     learning_rate = learning_rate_of(config, model.config.d_model, cooldown)
     run = Run(
         config=config,
@@ -414,9 +414,9 @@ def _make_or_load_model(
     if checkpoint is None:
         return model, collator, dict(NEW_STATE)
     checkpointing.load_weights(model, checkpointing.read_weights(checkpoint))
-    run_state = checkpointing.read_state(checkpoint)
-    check(run_state, checkpointing.RUN_STATE, checkpoint / checkpointing.STATE_FILE)
-    return model, collator, run_state
+    state = checkpointing.read_state(checkpoint)
+    check(state, checkpointing.RUN_STATE_SCHEMA, checkpoint / checkpointing.STATE_FILE)
+    return model, collator, state
 
 
 def _make_step_dataset(

@@ -33,7 +33,7 @@ from .data.corpus import texts_of
 from .data.pairs import GARBLED
 from .data.prepare import load_texts
 from .data.text_files import lines_of, opened, read_lines
-from .devices.distribution import in_all_processes, leave_processes, main_process_first
+from .devices.distribution import in_all_processes, leave_process_group, main_process_first
 from .ending import noticing_requests
 from .evaluate import join_processes
 from .recipe import RECIPE_FILE
@@ -485,8 +485,8 @@ def run(command: str, argv: list[str], prog: str) -> str | None:
         datasets.disable_progress_bars()
     task = in_all_processes(lambda: _make_task(command, flags))
     counts = synthesize(task, trust)
-    leave_processes()
-    return None if counts is None else _summarize(task, counts)
+    leave_process_group()
+    return None if counts is None else _summary(task, counts)
 
 
 def _summarize(task: Task, counts: Mapping[str, int]) -> str:

@@ -8,7 +8,7 @@ from transformers import Seq2SeqTrainer
 
 from .data.batches import IGNORED
 from .devices.cpu_kernels import use_cpu_kernels
-from .devices.memory import keep_memory
+from .devices.memory import keep_freed_memory
 from .step import batch_loss_sum, takes_fused_loss
 
 # inputs of a batch that the fused loss can handle
@@ -35,7 +35,7 @@ class FusedTrainer(Seq2SeqTrainer):
             The optimizer.
         """
         if self.args.device.type == "cpu":
-            keep_memory()
+            keep_freed_memory()
             use_cpu_kernels(self.model, is_half=self.accelerator.mixed_precision != "no")
         return super().create_optimizer(*args, **kwargs)
 

@@ -22,7 +22,7 @@ from ..checks_vanilla_transformer import ENGINES
 from ..console import add_trust_flag, parse_flags
 from ..loading import load
 from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW, max_source_tokens
-from .data.lines import column_reader, read_column, read_subtitles, with_translation
+from .data.lines import column_reader, format_translated_subtitle, read_column, read_subtitles
 from .data.text_files import MAX_LINE_BYTES, lines_of, opened, read_lines
 
 logger = logging.getLogger(__name__)
@@ -506,9 +506,9 @@ def _translate_subtitles(
     glossary: Mapping[str, str] | None,
 ) -> Iterator[str]:
     texts = [" ".join(subtitle.content.split()) for subtitle in subtitles]
-    results = _translate_groups(pipeline, [texts], name, search, glossary)
-    for subtitle, (_, translations) in zip(subtitles, results, strict=True):
-        yield with_translation(subtitle, one_line(translations[0]["translation_text"]))
+    results = _results(pipeline, [texts], name, search, glossary)
+    for subtitle, (_, found) in zip(subtitles, results, strict=True):
+        yield format_translated_subtitle(subtitle, one_line(found[0]["translation_text"]))
 
 
 def n_best_lines(number: int, translations: list[dict[str, Any]]) -> Iterator[str]:

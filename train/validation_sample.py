@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..pipeline_vanilla_transformer import TranslationPipeline, evaluating
 from .data.corpus import texts_of
 from .data.pairs import Pairs
-from .devices.distribution import whole_weights
+from .devices.distribution import gather_weights
 from .evaluate import translate_shared
 from .model_class import make_model
 from .run import Run
@@ -34,11 +34,9 @@ def score_sample(run: Run, validation: Pairs, num_pairs: int) -> dict[str, float
         `bleu` and `chrf` of greedy translations.
     """
     texts: Any = run.data.texts
-    kept_indices = validation.kept()
-    sample_size = min(len(kept_indices), num_pairs)
-    rows = texts.validation.select(
-        kept_indices[np.arange(sample_size) * len(kept_indices) // sample_size]
-    )
+    kept = validation.kept_indices()
+    number = min(len(kept), num_pairs)
+    rows = texts.validation.select(kept[np.arange(number) * len(kept) // number])
     sources, references = texts_of(
         rows.with_format("arrow")[:], texts.languages, "validation", repair=True
     )
@@ -55,7 +53,7 @@ def _whole_model(run: Run) -> PreTrainedModel:
     """Return the model, or a copy with all weights if this process has only a part of each."""
     if run.accelerator.distributed_type != DistributedType.FSDP:
         return run.model
-    weights = whole_weights(run.model)
+    weights = gather_weights(run.model)
     model = make_model(run.config, run.model.config)
     load_weights(model, weights)
     return model.to(run.accelerator.device)

@@ -13,7 +13,7 @@ from vanilla_transformer.drawing import new_figure
 from vanilla_transformer.paper.curve import sections
 from vanilla_transformer.paper.label_smoothing import least_loss
 from vanilla_transformer.train.recipe import load_config, save_config
-from vanilla_transformer.train.run_folder.plots import draw_loss_curve, logged, plot_losses
+from vanilla_transformer.train.run_folder.plots import draw_loss_curve, logged_values, plot_losses
 
 LINES = [
     {"step": 5, "learning_rate": 1e-4, "grad_norm": 3.0, "loss": 6.0, "tokens_per_second": 90.0},
@@ -40,9 +40,9 @@ def curves(axes):
 
 
 def test_a_curve_has_the_finite_points():
-    assert logged(LINES, "loss") == ([5, 10], [6.0, 4.0])
-    assert logged(LINES, "validation_loss") == ([5, 10, 15], [5.5, 3.0, 3.5])
-    assert logged(LINES, "nothing") == ([], [])
+    assert logged_values(LINES, "loss") == ([5, 10], [6.0, 4.0])
+    assert logged_values(LINES, "validation_loss") == ([5, 10, 15], [5.5, 3.0, 3.5])
+    assert logged_values(LINES, "nothing") == ([], [])
 
 
 def test_the_losses_of_a_run_are_drawn_alone_and_beside_others():

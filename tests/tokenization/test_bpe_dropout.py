@@ -172,7 +172,7 @@ def test_every_epoch_has_every_pair_once_with_another_segmentation(run):
     verdicts = data.pairs.verdicts.reshape(3, -1)
     assert (verdicts == verdicts[0]).all()
     kept = np.flatnonzero(verdicts[0] == 0)
-    longest = data.pairs.filtered[:2].max(axis=0).reshape(3, -1).max(axis=0)
+    longest = data.pairs.lengths_and_verdicts[:2].max(axis=0).reshape(3, -1).max(axis=0)
     assert 0 < len(kept) < 60
     assert longest[kept].max() <= config.max_length
     assert steps.fingerprint()["pairs"] == len(kept)

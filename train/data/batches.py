@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .pairs import CHUNK, Pairs
+from .pairs import PAIRS_PER_CHUNK, Pairs
 
 # label of padding, which the loss ignores: the default `ignore_index` of torch's cross entropy
 IGNORED = -100
@@ -31,7 +31,7 @@ IGNORED = -100
 # pairs of slightly different lengths can then share a group, which costs a little padding
 LENGTH_NOISE = 1.0
 # values of the attributes for the current block while no block is loaded
-NO_BLOCK = dict.fromkeys(("_epoch", "_block_index", "_order", "_block"))
+NO_BLOCK = dict.fromkeys(("_epoch", "_block_index", "_epoch_order", "_block"))
 
 
 def plan_steps(
@@ -55,38 +55,50 @@ def plan_steps(
     Returns:
         Groups of each step; each group is an array of sentence indices, [sentences of the group].
     """
-    sentences = len(source_lengths)
-    groups_per_step = min(length_groups_per_step, sentences // num_steps)
+    num_sentences = len(source_lengths)
+    groups_per_step = min(length_groups_per_step, num_sentences // num_steps)
     num_groups = num_steps * groups_per_step
     # groups are cut so that each has about the same number of tokens, counted on the longer side of
     # each pair, because the longer side determines the padded size of a micro-batch
-    tokens = np.maximum(source_lengths, target_lengths)
-    noisy = [
-        side + LENGTH_NOISE * random.random(sentences) for side in (source_lengths, target_lengths)
+    longer_lengths = np.maximum(source_lengths, target_lengths)
+    noisy_lengths = [
+        side + LENGTH_NOISE * random.random(num_sentences)
+        for side in (source_lengths, target_lengths)
     ]
-    groups = _similar_groups(random.permutation(sentences), noisy, tokens, num_groups)
-    drawn = random.permutation(num_groups).reshape(num_steps, groups_per_step)
-    return [[groups[index] for index in step] for step in drawn]
+    groups = _split_by_length(
+        random.permutation(num_sentences), noisy_lengths, longer_lengths, num_groups
+    )
+    group_indices = random.permutation(num_groups).reshape(num_steps, groups_per_step)
+    return [[groups[index] for index in step] for step in group_indices]
 
 
-def _similar_groups(
-    sentences: np.ndarray, lengths: Sequence[np.ndarray], tokens: np.ndarray, num_groups: int
+def _split_by_length(
+    sentence_indices: np.ndarray,
+    noisy_lengths: Sequence[np.ndarray],
+    token_counts: np.ndarray,
+    num_groups: int,
 ) -> list[np.ndarray]:
     """Halve the sentences recursively, each time sorted by the side with the wider length range."""
     if num_groups == 1:
-        return [sentences]
-    sides = [side[sentences] for side in lengths]
-    order = sentences[np.argsort(max(sides, key=np.ptp), kind="stable")]
-    half = num_groups // 2
-    summed = np.cumsum(tokens[order], dtype=np.int64)
-    cut = int(np.searchsorted(summed, summed[-1] * half / num_groups, side="right"))
+        return [sentence_indices]
+    side_lengths = [side[sentence_indices] for side in noisy_lengths]
+    order = sentence_indices[np.argsort(max(side_lengths, key=np.ptp), kind="stable")]
+    num_left_groups = num_groups // 2
+    token_sums = np.cumsum(token_counts[order], dtype=np.int64)
+    cut = int(
+        np.searchsorted(token_sums, token_sums[-1] * num_left_groups / num_groups, side="right")
+    )
     # leave at least one sentence for each group of both halves
-    cut = min(max(cut, half), len(order) - (num_groups - half))
-    parts = ((order[:cut], half), (order[cut:], num_groups - half))
-    return [group for part, size in parts for group in _similar_groups(part, lengths, tokens, size)]
+    cut = min(max(cut, num_left_groups), len(order) - (num_groups - num_left_groups))
+    halves = ((order[:cut], num_left_groups), (order[cut:], num_groups - num_left_groups))
+    return [
+        group
+        for half, num_half_groups in halves
+        for group in _split_by_length(half, noisy_lengths, token_counts, num_half_groups)
+    ]
 
 
-def steps_for(num_tokens: int, tokens_per_step: int) -> int:
+def count_steps(num_tokens: int, tokens_per_step: int) -> int:
     """Compute the number of steps for a number of tokens.
 
     Args:
@@ -99,20 +111,20 @@ def steps_for(num_tokens: int, tokens_per_step: int) -> int:
     return max(1, -(-num_tokens // tokens_per_step))
 
 
-def refuse_longest(longest: int, tokens_per_step: int) -> None:
+def refuse_longest(longest_length: int, tokens_per_step: int) -> None:
     """Raise an error if the longest sentence has more tokens than a step.
 
     Args:
-        longest: Number of tokens of the longest sentence.
+        longest_length: Number of tokens of the longest sentence.
         tokens_per_step: Number of tokens in a step.
 
     Raises:
-        ValueError: If `longest` exceeds `tokens_per_step`.
+        ValueError: If `longest_length` exceeds `tokens_per_step`.
     """
-    if longest > tokens_per_step:
+    if longest_length > tokens_per_step:
         raise ValueError(
-            f"tokens_per_step must be at least {longest}, the tokens of the longest sentence, "
-            f"got {tokens_per_step}."
+            f"tokens_per_step must be at least {longest_length}, the tokens of the longest "
+            f"sentence, got {tokens_per_step}."
         )
 
 
@@ -148,31 +160,32 @@ def split_step(
         ValueError: If the step has fewer sentences than processes.
     """
 
-    def longest_sides(part: np.ndarray) -> tuple[int, int]:
+    def longest_lengths(sentences: np.ndarray) -> tuple[int, int]:
         # index first, then reduce: the arrays cover the whole block, which is hundreds of steps
-        return int(source_lengths[part].max()), int(target_lengths[part].max())
+        return int(source_lengths[sentences].max()), int(target_lengths[sentences].max())
 
-    def padded_tokens(part: np.ndarray) -> int:
-        return len(part) * max(longest_sides(part))
+    def count_padded_tokens(sentences: np.ndarray) -> int:
+        return len(sentences) * max(longest_lengths(sentences))
 
     parts = []
     for group in groups:
-        pieces = max(1, -(-padded_tokens(group) // tokens_per_micro_batch) - 1)
+        num_parts = max(1, -(-count_padded_tokens(group) // tokens_per_micro_batch) - 1)
         while any(
-            padded_tokens(part) > tokens_per_micro_batch for part in np.array_split(group, pieces)
+            count_padded_tokens(part) > tokens_per_micro_batch
+            for part in np.array_split(group, num_parts)
         ):
-            pieces += 1
-        parts += np.array_split(group, pieces)
+            num_parts += 1
+        parts += np.array_split(group, num_parts)
     if launch_tokens:
-        sizes = [(len(part), *longest_sides(part)) for part in parts]
+        part_sizes = [(len(part), *longest_lengths(part)) for part in parts]
         parts = [
             np.concatenate([parts[index] for index in indices])
-            for indices in _choose_shared_parts(sizes, tokens_per_micro_batch, launch_tokens)
+            for indices in _choose_parts_to_merge(part_sizes, tokens_per_micro_batch, launch_tokens)
         ]
     while len(parts) % num_processes:
         largest = max(
             (part for part in parts if len(part) > 1),
-            key=padded_tokens,
+            key=count_padded_tokens,
             default=np.empty(0, dtype=int),
         )
         if len(largest) == 0:
@@ -184,35 +197,46 @@ def split_step(
         parts[index : index + 1] = np.array_split(largest, 2)
     # sort by size, so that the micro-batches that the processes compute at the same time have
     # similar sizes and no process waits long for another
-    parts.sort(key=padded_tokens, reverse=True)
+    parts.sort(key=count_padded_tokens, reverse=True)
     return [parts[process::num_processes] for process in range(num_processes)]
 
 
-def _choose_shared_parts(
-    sizes: Sequence[tuple[int, int, int]], tokens_per_micro_batch: int, launch_tokens: int
+class _MergePlan(NamedTuple):
+    """Part indices of each micro-batch, and the time to compute them, in tokens."""
+
+    time: int
+    micro_batches: list[list[int]]
+
+
+def _choose_parts_to_merge(
+    part_sizes: Sequence[tuple[int, int, int]], tokens_per_micro_batch: int, launch_tokens: int
 ) -> list[list[int]]:
     """Choose the parts of a step that share a micro-batch, so that the step takes the least time.
 
     The parts are sorted by length, and dynamic programming finds the best cuts of this order.
-    `sizes` contains, for each part, the number of sentences, the length of the longest source and
-    the length of the longest target. The result lists the part indices of each micro-batch.
+    `part_sizes` contains, for each part, the number of sentences, the length of the longest source
+    and the length of the longest target. The result lists the part indices of each micro-batch.
     """
-    order = sorted(range(len(sizes)), key=lambda index: max(sizes[index][1:]))
-    # best[n] belongs to the n shortest parts: their least time, in tokens, and their micro-batches
-    best: list[tuple[int, list[list[int]]]] = [(0, [])]
+    order = sorted(range(len(part_sizes)), key=lambda index: max(part_sizes[index][1:]))
+    # best_plans[n] is the fastest plan for the n shortest parts
+    best_plans = [_MergePlan(0, [])]
     for end in range(1, len(order) + 1):
-        choices = []
+        plans = []
         for start in reversed(range(end)):
-            counts, sources, targets = zip(*(sizes[part] for part in order[start:end]), strict=True)
-            sentences, source, target = sum(counts), max(sources), max(targets)
+            sentence_counts, source_lengths, target_lengths = zip(
+                *(part_sizes[part] for part in order[start:end]), strict=True
+            )
+            num_sentences = sum(sentence_counts)
+            longest_source, longest_target = max(source_lengths), max(target_lengths)
+            padded_tokens = num_sentences * max(longest_source, longest_target)
             is_one_part = start == end - 1
-            if not is_one_part and sentences * max(source, target) > tokens_per_micro_batch:
+            if not is_one_part and padded_tokens > tokens_per_micro_batch:
                 break
-            time, before = best[start]
-            time += sentences * (source + target) + launch_tokens
-            choices.append((time, [*before, order[start:end]]))
-        best.append(min(choices, key=lambda choice: choice[0]))
-    return best[-1][1]
+            time, micro_batches = best_plans[start]
+            time += num_sentences * (longest_source + longest_target) + launch_tokens
+            plans.append(_MergePlan(time, [*micro_batches, order[start:end]]))
+        best_plans.append(min(plans, key=lambda plan: plan.time))
+    return best_plans[-1].micro_batches
 
 
 class Collator:
@@ -246,29 +270,29 @@ class Collator:
         """
         if len(rows["input_ids"]) == 0:
             raise ValueError("a batch must have at least one sentence, got none.")
-        input_ids, attention_mask = _pad(rows["input_ids"], self.pad_token_id)
-        labels, is_label = _pad(rows["labels"], self.pad_token_id)
+        input_ids, attention_mask = _pad_sentences(rows["input_ids"], self.pad_token_id)
+        labels, is_label = _pad_sentences(rows["labels"], self.pad_token_id)
         for name, ids in (("input_ids", input_ids), ("labels", labels)):
             if ids.min() < 0 or ids.max() >= self.vocab_size:
-                wrong = int(ids.min() if ids.min() < 0 else ids.max())
-                raise ValueError(f"{name} must be ids below {self.vocab_size}, got {wrong}.")
-        start = torch.full_like(labels[:, :1], self.decoder_start_token_id)
+                wrong_id = int(ids.min() if ids.min() < 0 else ids.max())
+                raise ValueError(f"{name} must be ids below {self.vocab_size}, got {wrong_id}.")
+        start_ids = torch.full_like(labels[:, :1], self.decoder_start_token_id)
         return {
             "input_ids": input_ids,
             "attention_mask": attention_mask.long(),
-            "decoder_input_ids": torch.cat((start, labels[:, :-1]), dim=1),
+            "decoder_input_ids": torch.cat((start_ids, labels[:, :-1]), dim=1),
             "labels": labels.where(is_label, IGNORED),
         }
 
 
-def _pad(
+def _pad_sentences(
     sentences: Sequence[Sequence[int] | np.ndarray], pad_token_id: int
 ) -> tuple[Tensor, Tensor]:
-    sizes = np.array([len(ids) for ids in sentences])
-    is_token = np.arange(sizes.max()) < sizes[:, None]
-    array = np.full(is_token.shape, pad_token_id, dtype=np.int64)
-    array[is_token] = np.concatenate(sentences)
-    return torch.from_numpy(array), torch.from_numpy(is_token)
+    lengths = np.array([len(ids) for ids in sentences])
+    is_token = np.arange(lengths.max()) < lengths[:, None]
+    padded_ids = np.full(is_token.shape, pad_token_id, dtype=np.int64)
+    padded_ids[is_token] = np.concatenate(sentences)
+    return torch.from_numpy(padded_ids), torch.from_numpy(is_token)
 
 
 class StepData(NamedTuple):
@@ -289,7 +313,7 @@ class Block:
 
     Args:
         pairs: Pairs that contain those of this block.
-        numbers: Indices in `pairs` of the pairs of this block.
+        pair_indices: Indices in `pairs` of the pairs of this block.
         num_steps: Argument of `plan_steps`.
         length_groups_per_step: Argument of `plan_steps`.
         random: Argument of `plan_steps`.
@@ -298,19 +322,19 @@ class Block:
     def __init__(
         self,
         pairs: Pairs,
-        numbers: np.ndarray,
+        pair_indices: np.ndarray,
         num_steps: int,
         length_groups_per_step: int,
         random: np.random.Generator,
     ):
         self.pairs = pairs
-        self.numbers = numbers
-        self.lengths = pairs.source_lengths[numbers], pairs.target_lengths[numbers]
+        self.pair_indices = pair_indices
+        self.lengths = pairs.source_lengths[pair_indices], pairs.target_lengths[pair_indices]
         self.steps = plan_steps(*self.lengths, num_steps, length_groups_per_step, random)
 
-    def micro_batches(
+    def make_micro_batches(
         self,
-        index: int,
+        step_index: int,
         collator: "Collator",
         tokens_per_micro_batch: int,
         num_processes: int,
@@ -320,7 +344,7 @@ class Block:
         """Make the micro-batches of a step for one process.
 
         Args:
-            index: Index of the step in this block.
+            step_index: Index of the step in this block.
             collator: Collator that makes the tensors of a micro-batch.
             tokens_per_micro_batch: Argument of `split_step`.
             num_processes: Argument of `split_step`.
@@ -330,13 +354,19 @@ class Block:
         Returns:
             Micro-batches of this process.
         """
-        parts = split_step(
-            self.steps[index], *self.lengths, tokens_per_micro_batch, num_processes, launch_tokens
+        process_parts = split_step(
+            self.steps[step_index],
+            *self.lengths,
+            tokens_per_micro_batch,
+            num_processes,
+            launch_tokens,
         )
-        return [collator(self.pairs[self.numbers[part]]) for part in parts[process_index]]
+        return [
+            collator(self.pairs[self.pair_indices[part]]) for part in process_parts[process_index]
+        ]
 
 
-def shares_of(sizes: Sequence[int], weights: Sequence[float] | None) -> list[int]:
+def compute_shares(sizes: Sequence[int], weights: Sequence[float] | None) -> list[int]:
     """Compute the number of pairs of each corpus in an epoch.
 
     Args:
@@ -349,11 +379,11 @@ def shares_of(sizes: Sequence[int], weights: Sequence[float] | None) -> list[int
     if weights is None:
         return list(sizes)
     # round the cumulative sums, because separately rounded shares may not sum to the total
-    ends = np.rint(np.cumsum(weights) / np.sum(weights) * sum(sizes)).astype(int)
-    return np.diff(ends, prepend=0).tolist()
+    cumulative_shares = np.rint(np.cumsum(weights) / np.sum(weights) * sum(sizes)).astype(int)
+    return np.diff(cumulative_shares, prepend=0).tolist()
 
 
-def epoch_order(
+def draw_epoch_order(
     corpora: Sequence[np.ndarray], shares: Sequence[int], seed: int, epoch: int
 ) -> np.ndarray:
     """Draw and shuffle the pairs of an epoch.
@@ -363,27 +393,27 @@ def epoch_order(
 
     Args:
         corpora: Indices of the pairs of each corpus.
-        shares: Number of pairs of each corpus in an epoch, from `shares_of`.
+        shares: Number of pairs of each corpus in an epoch, from `compute_shares`.
         seed: Seed of the run.
         epoch: Index of the epoch, from 0.
 
     Returns:
         Indices of the pairs, in the order of the epoch.
     """
-    drawn = []
-    for corpus, (numbers, share) in enumerate(zip(corpora, shares, strict=True)):
+    drawn_parts = []
+    for corpus_index, (pair_indices, share) in enumerate(zip(corpora, shares, strict=True)):
         # a corpus that is used exactly once is not shuffled here: the whole epoch is shuffled below
-        if share == len(numbers):
-            drawn.append(numbers)
+        if share == len(pair_indices):
+            drawn_parts.append(pair_indices)
             continue
-        first = epoch * share
-        while first < (epoch + 1) * share:
-            pass_number, start = divmod(first, len(numbers))
-            order = numbers.copy()
-            np.random.default_rng([seed, 2, corpus, pass_number]).shuffle(order)
-            drawn.append(order[start : start + (epoch + 1) * share - first])
-            first += len(drawn[-1])
-    order = np.concatenate(drawn)
+        first_draw = epoch * share
+        while first_draw < (epoch + 1) * share:
+            pass_number, start = divmod(first_draw, len(pair_indices))
+            order = pair_indices.copy()
+            np.random.default_rng([seed, 2, corpus_index, pass_number]).shuffle(order)
+            drawn_parts.append(order[start : start + (epoch + 1) * share - first_draw])
+            first_draw += len(drawn_parts[-1])
+    order = np.concatenate(drawn_parts)
     np.random.default_rng([seed, 0, epoch]).shuffle(order)
     return order
 
@@ -402,9 +432,9 @@ class TrainingSteps(torch.utils.data.Dataset):
         num_processes: Argument of `split_step`.
         process_index: Index of this process.
         block_pairs: Approximate number of pairs in a block.
-        sizes: Number of pairs of each corpus in one spelling, dropped pairs included; by default
-            there is one corpus.
-        weights: Argument of `shares_of`.
+        corpus_sizes: Number of pairs of each corpus in one spelling, dropped pairs included; by
+            default there is one corpus.
+        weights: Argument of `compute_shares`.
         num_spellings: Number of spellings in `pairs`, which the epochs use in turn. A spelling is
             one random BPE segmentation of all corpora, see `pairs.Spelling`.
         launch_tokens: Argument of `split_step`.
@@ -416,7 +446,7 @@ class TrainingSteps(torch.utils.data.Dataset):
     # attributes for the current block, with the values of `NO_BLOCK` while no block is loaded
     _epoch: int | None
     _block_index: int | None
-    _order: np.ndarray
+    _epoch_order: np.ndarray
     _block: Block
 
     def __init__(
@@ -430,7 +460,7 @@ class TrainingSteps(torch.utils.data.Dataset):
         num_processes: int = 1,
         process_index: int = 0,
         block_pairs: int = 500_000,
-        sizes: Sequence[int] | None = None,
+        corpus_sizes: Sequence[int] | None = None,
         weights: Sequence[float] | None = None,
         num_spellings: int = 1,
         launch_tokens: int = 0,
@@ -444,39 +474,52 @@ class TrainingSteps(torch.utils.data.Dataset):
         self.process_index = process_index
         self.num_spellings = num_spellings
         self.launch_tokens = launch_tokens
-        self._ends = np.cumsum([0, *(sizes or [len(pairs.rows) // num_spellings])]).tolist()
-        parts = [
-            [_totals(pairs, numbers) for numbers in self._corpora(spelling)]
+        self._corpus_ends = np.cumsum(
+            [0, *(corpus_sizes or [len(pairs.rows) // num_spellings])]
+        ).tolist()
+        totals_by_spelling = [
+            [
+                _count_totals(pairs, pair_indices)
+                for pair_indices in self._kept_pairs_by_corpus(spelling)
+            ]
             for spelling in range(num_spellings)
         ]
-        self._shares = shares_of([total["pairs"] for total in parts[0]], weights)
-        totals = [_add_totals(totals) for totals in zip(*parts, strict=True)]
-        refuse_longest(max(total["longest"] for total in totals), tokens_per_step)
-        expected = [
+        self._corpus_shares = compute_shares(
+            [total["pairs"] for total in totals_by_spelling[0]], weights
+        )
+        corpus_totals = [
+            _add_totals(spelling_totals)
+            for spelling_totals in zip(*totals_by_spelling, strict=True)
+        ]
+        refuse_longest(max(total["longest"] for total in corpus_totals), tokens_per_step)
+        expected_tokens = [
             total["larger_tokens"] * share / total["pairs"]
-            for total, share in zip(totals, self._shares, strict=True)
+            for total, share in zip(corpus_totals, self._corpus_shares, strict=True)
             if share
         ]
-        self.steps_per_epoch = steps_for(round(sum(expected)), tokens_per_step)
-        self._num_blocks = max(1, min(round(sum(self._shares) / block_pairs), self.steps_per_epoch))
-        names = ("pairs", "source_tokens", "target_tokens")
+        self.steps_per_epoch = count_steps(round(sum(expected_tokens)), tokens_per_step)
+        self._num_blocks = max(
+            1, min(round(sum(self._corpus_shares) / block_pairs), self.steps_per_epoch)
+        )
+        summed_names = ("pairs", "source_tokens", "target_tokens")
         # mean over the spellings, because an epoch uses one of them
         self._totals = {
-            name: sum(total[name] for total in totals) // num_spellings for name in names
+            name: sum(total[name] for total in corpus_totals) // num_spellings
+            for name in summed_names
         }
-        self._forget()
+        self._forget_block()
 
-    def _forget(self):
+    def _forget_block(self):
         self.__dict__ |= NO_BLOCK
 
     def __getstate__(self) -> dict:
         # do not pickle the block for a spawned worker: the worker plans the block again
         return self.__dict__ | NO_BLOCK
 
-    def _corpora(self, epoch: int) -> Iterator[np.ndarray]:
-        start = epoch % self.num_spellings * self._ends[-1]
-        for first, last in itertools.pairwise(self._ends):
-            yield self.pairs.kept(start + first, start + last)
+    def _kept_pairs_by_corpus(self, epoch: int) -> Iterator[np.ndarray]:
+        spelling_start = epoch % self.num_spellings * self._corpus_ends[-1]
+        for first, last in itertools.pairwise(self._corpus_ends):
+            yield self.pairs.kept_indices(spelling_start + first, spelling_start + last)
 
     def fingerprint(self) -> dict[str, int]:
         """Return the facts that must be unchanged when a run is resumed.
@@ -496,9 +539,9 @@ class TrainingSteps(torch.utils.data.Dataset):
         Returns:
             Micro-batches of this process.
         """
-        block, index = self.block_of(steps_done)
-        batches = block.micro_batches(
-            index,
+        block, step_index = self.find_block(steps_done)
+        batches = block.make_micro_batches(
+            step_index,
             self.collator,
             self.tokens_per_micro_batch,
             self.num_processes,
@@ -507,7 +550,7 @@ class TrainingSteps(torch.utils.data.Dataset):
         )
         return StepData(batches)
 
-    def block_of(self, steps_done: int) -> tuple[Block, int]:
+    def find_block(self, steps_done: int) -> tuple[Block, int]:
         """Find the block of a step, and load the block if it is not the current one.
 
         Args:
@@ -516,50 +559,54 @@ class TrainingSteps(torch.utils.data.Dataset):
         Returns:
             Block, and index of the step in the block.
         """
-        epoch, index = divmod(steps_done, self.steps_per_epoch)
+        epoch, step_index = divmod(steps_done, self.steps_per_epoch)
         # index of the last block whose first step is this step or an earlier one
-        block = (index * self._num_blocks + self._num_blocks - 1) // self.steps_per_epoch
-        if (epoch, block) != (self._epoch, self._block_index):
-            self._load_block(epoch, block)
-        return self._block, index - self._first_step(block)
+        block_index = (step_index * self._num_blocks + self._num_blocks - 1) // self.steps_per_epoch
+        if (epoch, block_index) != (self._epoch, self._block_index):
+            self._load_block(epoch, block_index)
+        return self._block, step_index - self._first_step(block_index)
 
-    def _first_step(self, block: int) -> int:
-        return block * self.steps_per_epoch // self._num_blocks
+    def _first_step(self, block_index: int) -> int:
+        return block_index * self.steps_per_epoch // self._num_blocks
 
-    def _load_block(self, epoch: int, block: int):
+    def _load_block(self, epoch: int, block_index: int):
         if epoch != self._epoch:
-            self._forget()
-            self._order = epoch_order(list(self._corpora(epoch)), self._shares, self.seed, epoch)
-        self._epoch, self._block_index = epoch, block
-        steps = [self._first_step(end) for end in (block, block + 1)]
+            self._forget_block()
+            self._epoch_order = draw_epoch_order(
+                list(self._kept_pairs_by_corpus(epoch)), self._corpus_shares, self.seed, epoch
+            )
+        self._epoch, self._block_index = epoch, block_index
+        first_step, end_step = self._first_step(block_index), self._first_step(block_index + 1)
         # a block gets pairs in proportion to its steps, so that every step has at least one pair
-        first, last = (len(self._order) * step // self.steps_per_epoch for step in steps)
+        first_pair, end_pair = (
+            len(self._epoch_order) * step // self.steps_per_epoch for step in (first_step, end_step)
+        )
         self._block = Block(
             self.pairs,
-            self._order[first:last],
-            steps[1] - steps[0],
+            self._epoch_order[first_pair:end_pair],
+            end_step - first_step,
             self.length_groups_per_step,
-            np.random.default_rng([self.seed, 1, epoch, block]),
+            np.random.default_rng([self.seed, 1, epoch, block_index]),
         )
 
 
-def _totals(pairs: Pairs, numbers: np.ndarray) -> dict[str, int]:
+def _count_totals(pairs: Pairs, pair_indices: np.ndarray) -> dict[str, int]:
     totals = dict.fromkeys(("source_tokens", "target_tokens", "larger_tokens", "longest"), 0)
-    for first in range(0, len(numbers), CHUNK):
-        part = numbers[first : first + CHUNK]
-        source, target = pairs.source_lengths[part], pairs.target_lengths[part]
-        larger = np.maximum(source, target)
-        totals["source_tokens"] += int(source.sum())
-        totals["target_tokens"] += int(target.sum())
-        totals["larger_tokens"] += int(larger.sum())
-        totals["longest"] = max(totals["longest"], int(larger.max()))
-    return {"pairs": len(numbers), **totals}
+    for first in range(0, len(pair_indices), PAIRS_PER_CHUNK):
+        chunk = pair_indices[first : first + PAIRS_PER_CHUNK]
+        source_lengths, target_lengths = pairs.source_lengths[chunk], pairs.target_lengths[chunk]
+        longer_lengths = np.maximum(source_lengths, target_lengths)
+        totals["source_tokens"] += int(source_lengths.sum())
+        totals["target_tokens"] += int(target_lengths.sum())
+        totals["larger_tokens"] += int(longer_lengths.sum())
+        totals["longest"] = max(totals["longest"], int(longer_lengths.max()))
+    return {"pairs": len(pair_indices), **totals}
 
 
-def _add_totals(totals: Sequence[dict[str, int]]) -> dict[str, int]:
+def _add_totals(totals_to_add: Sequence[dict[str, int]]) -> dict[str, int]:
     return {
-        name: (max if name == "longest" else sum)(total[name] for total in totals)
-        for name in totals[0]
+        name: (max if name == "longest" else sum)(total[name] for total in totals_to_add)
+        for name in totals_to_add[0]
     }
 
 
@@ -586,17 +633,19 @@ def evaluation_batches(
     Yields:
         Micro-batches of this process.
     """
-    numbers = pairs.kept()
-    num_steps = steps_for(_totals(pairs, numbers)["larger_tokens"], tokens_per_micro_batch)
-    block = Block(pairs, numbers, num_steps, 1, np.random.default_rng(0))
+    pair_indices = pairs.kept_indices()
+    num_steps = count_steps(
+        _count_totals(pairs, pair_indices)["larger_tokens"], tokens_per_micro_batch
+    )
+    block = Block(pairs, pair_indices, num_steps, 1, np.random.default_rng(0))
     parts = [
         part
         for groups in block.steps
         for part in split_step(groups, *block.lengths, tokens_per_micro_batch, num_processes=1)[0]
     ]
-    for first in range(0, len(parts), num_processes):
-        number = first + process_index
-        batch = collator(pairs[numbers[parts[min(number, len(parts) - 1)]]])
-        if number >= len(parts):
+    for first_part in range(0, len(parts), num_processes):
+        part_index = first_part + process_index
+        batch = collator(pairs[pair_indices[parts[min(part_index, len(parts) - 1)]]])
+        if part_index >= len(parts):
             batch["labels"] = torch.full_like(batch["labels"], IGNORED)
         yield batch

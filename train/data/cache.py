@@ -9,7 +9,7 @@ import datasets
 from ...atomic_files import make_folder, to_disk, unfinished_path
 
 
-def cached(name: str, code: Sequence[str], write: Callable[[Path], None]) -> Path:
+def ensure_cached_file(name: str, code_files: Sequence[str], write: Callable[[Path], None]) -> Path:
     """Return the path of a file in the cache, and write the file if it is absent.
 
     The caches of `datasets` do not suffice: they depend on the path of a corpus, and their files
@@ -17,25 +17,27 @@ def cached(name: str, code: Sequence[str], write: Callable[[Path], None]) -> Pat
 
     Args:
         name: Name of the file. It must differ if any input that determines the content differs.
-        code: Source files of the code that computes the content. They are part of the path, so
-            changed code does not read old files.
+        code_files: Source files of the code that computes the content. They are part of the path,
+            so changed code does not read old files.
         write: Function that writes the file to a given path. If it writes no file, nothing is
             cached.
 
     Returns:
         Path of the file.
     """
-    version = hashlib.sha256(b"".join(Path(file).read_bytes() for file in code)).hexdigest()[:16]
-    path = Path(datasets.config.HF_DATASETS_CACHE, "vanilla_transformer", version, name)
+    code_version = hashlib.sha256(
+        b"".join(Path(file).read_bytes() for file in code_files)
+    ).hexdigest()[:16]
+    path = Path(datasets.config.HF_DATASETS_CACHE, "vanilla_transformer", code_version, name)
     if not path.is_file():
         make_folder(path.parent)
-        unfinished = unfinished_path(path)
+        unfinished_file = unfinished_path(path)
         try:
-            write(unfinished)
-            if unfinished.is_file():
-                to_disk(unfinished)
-                unfinished.replace(path)
+            write(unfinished_file)
+            if unfinished_file.is_file():
+                to_disk(unfinished_file)
+                unfinished_file.replace(path)
                 to_disk(path.parent)
         finally:
-            unfinished.unlink(missing_ok=True)
+            unfinished_file.unlink(missing_ok=True)
     return path

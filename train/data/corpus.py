@@ -20,10 +20,10 @@ from ...configuration_vanilla_transformer import closest_name
 from ...console import LONGEST_VALUE, shortened
 from ...loading import check_local
 from . import tables, text_files, translation_memories
-from .cache import cached
+from .cache import ensure_cached_file
 from .json_records import is_json, read_json
-from .tables import Columns, column_names, read_table, with_translations
-from .text_files import COMPRESSIONS, count_lines, decoded, lines_of, opened, read_lines
+from .tables import Columns, column_names, join_text_columns, read_table
+from .text_files import COMPRESSIONS, count_lines, decode_line, lines_of, opened, read_lines
 from .translation_memories import read_memory
 
 SPLITS = ("train", "validation", "test")
@@ -39,11 +39,11 @@ WMT14_LINES = {
 # number of rows that are written to the cache at once
 ROWS_PER_BATCH = 10_000
 # suffixes of files with records, which `datasets` or `json_records` reads
-RECORDS = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|xz|bz2|zst))?$")
+RECORD_FILE = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|xz|bz2|zst))?$")
 # suffixes of tables and translation memories, which this package reads itself
 PAIR_FILE = re.compile(r"\.(tsv|csv|tmx)(\.(gz|xz|bz2|zst))?$")
 # source files that determine the cached pairs, and are part of the cache key
-CODE = (
+CODE_FILES = (
     __file__,
     *(str(module.__file__) for module in (tables, text_files, translation_memories)),
 )
@@ -82,11 +82,11 @@ def load_translations(
             WMT14.
     """
     languages = (source_lang, target_lang)
-    files = _pair_files(dataset, languages)
+    pair_files = _find_pair_files(dataset, languages)
     # languages in the JSON files of each split; the features of such a split name the requested
     # languages instead
-    known: dict[str, list[str]] = {}
-    if name is not None and (files or dataset == "demo"):
+    json_languages: dict[str, list[str]] = {}
+    if name is not None and (pair_files or dataset == "demo"):
         raise ValueError(
             f"name must be null because {dataset!r} has no configurations, got {name!r}."
         )
@@ -95,35 +95,38 @@ def load_translations(
             f"revision must be null because {dataset!r} is not on the Hub, got {revision!r}."
         )
     # a local folder or text files named "demo" take precedence over the demo corpus
-    if dataset == "demo" and not files:
+    if dataset == "demo" and not pair_files:
         from .demo_corpus import build_demo_corpus
 
         splits = dict(build_demo_corpus())
         if streaming:
             splits["train"] = splits["train"].to_iterable_dataset()
-    elif files:
+    elif pair_files:
         splits = {
             split: _read_pair_files(split, paths, languages, columns, streaming)
-            for split, paths in files.items()
+            for split, paths in pair_files.items()
         }
     else:
-        _refuse_absent(dataset, source_lang, target_lang)
-        splits, known = _load_by_library(dataset, name, languages, revision, streaming, columns)
+        _refuse_unloadable(dataset, source_lang, target_lang)
+        splits, json_languages = _load_with_datasets(
+            dataset, name, languages, revision, streaming, columns
+        )
     # "wmt14" is the former name of the same dataset, which the Hub redirects
     if dataset in (WMT14, "wmt14") and not is_local(dataset, source_lang, target_lang):
         _refuse_incomplete_wmt14(name, splits)
     for split, rows in splits.items():
-        found = known.get(split) or _languages(dataset, rows)
+        corpus_languages = json_languages.get(split) or _find_languages(dataset, rows)
         for setting, language in (("source_lang", source_lang), ("target_lang", target_lang)):
-            if language not in found:
+            if language not in corpus_languages:
                 raise ValueError(
-                    f"{setting} must be one of {', '.join(found)} in split {split} of dataset "
-                    f"{dataset!r}, got {language!r}.{closest_name(language, found)}"
+                    f"{setting} must be one of {', '.join(corpus_languages)} in split {split} of "
+                    f"dataset {dataset!r}, got {language!r}."
+                    f"{closest_name(language, corpus_languages)}"
                 )
     return {split: rows.select_columns("translation") for split, rows in splits.items()}
 
 
-def _load_by_library(
+def _load_with_datasets(
     dataset: str,
     name: str | None,
     languages: tuple[str, str],
@@ -132,25 +135,25 @@ def _load_by_library(
     columns: Columns | None,
 ) -> tuple[dict[str, datasets.Dataset | datasets.IterableDataset], dict[str, list[str]]]:
     """Load a dataset with `datasets`; return its splits, and the languages of splits in JSON."""
-    source: dict[str, Any] = {"path": dataset}
+    load_arguments: dict[str, Any] = {"path": dataset}
     # a single file becomes the training split
-    records = RECORDS.search(dataset)
-    if records and Path(dataset).is_file():
-        kind = records[1]
-        file = glob.escape(str(Path(dataset).resolve()))
-        reader = kind if kind in ("parquet", "arrow") else "json"
-        source = {"path": reader, "data_files": {"train": file}}
+    suffix_match = RECORD_FILE.search(dataset)
+    if suffix_match and Path(dataset).is_file():
+        file_format = suffix_match[1]
+        escaped_path = glob.escape(str(Path(dataset).resolve()))
+        reader = file_format if file_format in ("parquet", "arrow") else "json"
+        load_arguments = {"path": reader, "data_files": {"train": escaped_path}}
     # without a network the library loads the prepared folder that was modified last, so update the
     # time of the folders with these languages
-    pair = "-".join(map(glob.escape, languages))
-    for prepared in _prepared_folder(dataset).glob(f"*/*/*-{pair}"):
-        os.utime(prepared)
+    language_pair = "-".join(map(glob.escape, languages))
+    for prepared_folder in _prepared_folder(dataset).glob(f"*/*/*-{language_pair}"):
+        os.utime(prepared_folder)
     try:
-        builder = datasets.load_dataset_builder(**source, name=name, revision=revision)
+        builder = datasets.load_dataset_builder(**load_arguments, name=name, revision=revision)
         has_records = is_json(builder)
         if not has_records:
             splits = datasets.load_dataset(
-                **source, name=name, revision=revision, streaming=streaming
+                **load_arguments, name=name, revision=revision, streaming=streaming
             )
     # the library raises RuntimeError for a dataset that is a loading script
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
@@ -160,20 +163,22 @@ def _load_by_library(
             f"{_folder_description(dataset)}: "
             f"{' '.join(str(error.__cause__ or error).split())}"
         ) from error
-    known: dict[str, list[str]] = {}
+    json_languages: dict[str, list[str]] = {}
     if has_records:
-        splits, known = read_json(builder, languages, streaming, columns)
+        splits, json_languages = read_json(builder, languages, streaming, columns)
     else:
         splits = {
-            split: _translations(dataset, rows, languages, columns)
+            split: _to_translation_schema(dataset, rows, languages, columns)
             for split, rows in splits.items()
         }
     if streaming:
-        splits |= {split: _in_memory(rows) for split, rows in splits.items() if split != "train"}
-    return splits, known
+        splits |= {
+            split: _read_into_memory(rows) for split, rows in splits.items() if split != "train"
+        }
+    return splits, json_languages
 
 
-def _refuse_absent(dataset: str, *languages: str):
+def _refuse_unloadable(dataset: str, *languages: str):
     """Refuse a file of an unknown kind, and a dataset that is neither local nor on the Hub."""
     path = Path(dataset)
     if is_file_name(dataset) and not path.exists():
@@ -186,11 +191,11 @@ def _refuse_absent(dataset: str, *languages: str):
         )
     # refuse a folder whose tables or memories have other names: `datasets` would load these files,
     # but would parse them by other rules
-    files = sorted(file.name for file in path.glob("*") if PAIR_FILE.search(file.name))
-    if files:
+    pair_file_names = sorted(file.name for file in path.glob("*") if PAIR_FILE.search(file.name))
+    if pair_file_names:
         raise ValueError(
             f"dataset must be a file, or a folder with files named train, validation and test, got "
-            f"{dataset!r} with {shortened(', '.join(files), LONGEST_VALUE)}."
+            f"{dataset!r} with {shortened(', '.join(pair_file_names), LONGEST_VALUE)}."
         )
     # accept a dataset that the library prepared earlier, because it loads without a network
     is_address = "://" in dataset or dataset.startswith("buckets/")
@@ -205,17 +210,17 @@ def _prepared_folder(dataset: str) -> Path:
     return Path(datasets.config.HF_DATASETS_CACHE, folder)
 
 
-def _in_memory(rows: datasets.IterableDataset) -> datasets.Dataset:
+def _read_into_memory(rows: datasets.IterableDataset) -> datasets.Dataset:
     return datasets.Dataset.from_list(list(rows), features=rows.features)
 
 
 def _refuse_incomplete_wmt14(name: str | None, splits: dict[str, datasets.Dataset]):
-    for split, lines in WMT14_LINES.get(name, WMT14_LINES[None]).items():
-        found = len(splits[split]) if split in splits else 0
-        if found != lines:
+    for split, expected_lines in WMT14_LINES.get(name, WMT14_LINES[None]).items():
+        num_lines = len(splits[split]) if split in splits else 0
+        if num_lines != expected_lines:
             raise ValueError(
-                f"{split} of {WMT14} {name} must have {lines:,} lines, got {found:,}: load another "
-                "revision."
+                f"{split} of {WMT14} {name} must have {expected_lines:,} lines, got {num_lines:,}: "
+                "load another revision."
             )
 
 
@@ -228,7 +233,7 @@ def is_file_name(dataset: str) -> bool:
     Returns:
         False for a folder, a prefix of text files and a Hub name.
     """
-    return bool(RECORDS.search(dataset) or PAIR_FILE.search(dataset))
+    return bool(RECORD_FILE.search(dataset) or PAIR_FILE.search(dataset))
 
 
 def is_local(dataset: str, source_lang: str, target_lang: str) -> bool:
@@ -244,7 +249,7 @@ def is_local(dataset: str, source_lang: str, target_lang: str) -> bool:
     """
     # only files with a language suffix count: another file with this prefix, such as a recipe, does
     # not make a Hub name local
-    is_prefix = any(_text_file(dataset, language) for language in (source_lang, target_lang))
+    is_prefix = any(_find_text_file(dataset, language) for language in (source_lang, target_lang))
     return dataset == "demo" or Path(dataset).exists() or is_prefix
 
 
@@ -294,31 +299,31 @@ def dataset_commit(
     """
     if is_local(dataset, source_lang, target_lang):
         return None
-    files = datasets.load_dataset_builder(dataset, name, revision=revision).config.data_files
-    found = re.search(r"@([0-9a-f]{40})/", str(files))
-    return found and found[1]
+    data_files = datasets.load_dataset_builder(dataset, name, revision=revision).config.data_files
+    commit_match = re.search(r"@([0-9a-f]{40})/", str(data_files))
+    return commit_match and commit_match[1]
 
 
-def _languages(dataset: str, rows: datasets.Dataset | datasets.IterableDataset) -> list[str]:
+def _find_languages(dataset: str, rows: datasets.Dataset | datasets.IterableDataset) -> list[str]:
     # a stream may have no features before it is read
     columns: dict[str, Any] = rows.features or next(iter(rows), {})
-    column = columns.get("translation")
-    if isinstance(column, datasets.Translation):
-        return sorted(column.languages)
+    translation_column = columns.get("translation")
+    if isinstance(translation_column, datasets.Translation):
+        return sorted(translation_column.languages)
     # refuse columns of the library's type `Json`, whose values can be numbers
-    if isinstance(column, dict) and not any(
-        type(kind).__name__ == "Json" for kind in column.values()
+    if isinstance(translation_column, dict) and not any(
+        type(feature).__name__ == "Json" for feature in translation_column.values()
     ):
-        return sorted(column)
-    found = f"{column}" if column else ", ".join(columns)
+        return sorted(translation_column)
+    column_description = f"{translation_column}" if translation_column else ", ".join(columns)
     raise ValueError(
         f"dataset {dataset!r} must have a column 'translation' with a text for each language, or "
-        f"a column of text for each language, got {found or 'none'}. To read other columns, give "
-        "their names: --columns '{LANGUAGE: NAME, LANGUAGE: NAME}'."
+        f"a column of text for each language, got {column_description or 'none'}. To read other "
+        "columns, give their names: --columns '{LANGUAGE: NAME, LANGUAGE: NAME}'."
     )
 
 
-def _translations(
+def _to_translation_schema(
     dataset: str,
     rows: datasets.Dataset | datasets.IterableDataset,
     languages: Sequence[str],
@@ -326,58 +331,67 @@ def _translations(
 ) -> datasets.Dataset | datasets.IterableDataset:
     """Convert columns of text to the translation schema."""
     # a stream may have no features before it is read
-    found: dict[str, Any] = rows.features or next(iter(rows), {})
+    input_features: dict[str, Any] = rows.features or next(iter(rows), {})
     names = column_names(languages, columns)
-    if columns is None and ("translation" in found or not set(names) <= set(found)):
+    if columns is None and (
+        "translation" in input_features or not set(names) <= set(input_features)
+    ):
         return rows
-    kinds = {name: getattr(kind, "dtype", type(kind).__name__) for name, kind in found.items()}
+    column_types = {
+        name: getattr(column_type, "dtype", type(column_type).__name__)
+        for name, column_type in input_features.items()
+    }
     for name in names:
-        if kinds.get(str(name)) not in ("string", "large_string", "str"):
+        if column_types.get(str(name)) not in ("string", "large_string", "str"):
             raise ValueError(
                 f"dataset {dataset!r} must have a column {name!r} of text, got "
-                f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}."
+                f"{', '.join(f'{name} ({type_name})' for name, type_name in column_types.items())}."
             )
-    features = datasets.Features({"translation": datasets.Translation(languages=list(languages))})
+    output_features = datasets.Features(
+        {"translation": datasets.Translation(languages=list(languages))}
+    )
     # select the columns first, so that `map` need not remove an input column named "translation":
     # in a stream, this would also remove the output column of the same name
     return (
         rows.select_columns(names)
         .with_format("arrow")
         .map(
-            with_translations,
+            join_text_columns,
             batched=True,
             remove_columns=names,
-            features=features,
+            features=output_features,
             fn_kwargs={"names": names, "languages": list(languages)},
         )
         .with_format(None)
     )
 
 
-def _text_file(prefix: str, language: str) -> Path | None:
+def _find_text_file(prefix: str, language: str) -> Path | None:
     paths = (Path(f"{prefix}.{language}{compression}") for compression in ("", *COMPRESSIONS))
     return next((path for path in paths if path.is_file()), None)
 
 
-def _pair_files(dataset: str, languages: tuple[str, str]) -> dict[str, tuple[Path, ...]]:
+def _find_pair_files(dataset: str, languages: tuple[str, str]) -> dict[str, tuple[Path, ...]]:
     """Return the files of each split: two text files, or one table or translation memory."""
-    found: dict[str, tuple[Path, ...]] = {}
+    split_files: dict[str, tuple[Path, ...]] = {}
     for split in SPLITS:
         prefixes = [str(Path(dataset, split))] + [dataset] * (split == "train")
         for prefix in prefixes:
-            source, target = (_text_file(prefix, language) for language in languages)
-            if source and target:
-                found[split] = source, target
-            elif source or target:
-                missing = languages[1] if source else languages[0]
-                raise ValueError(f"{prefix}.{missing} must exist beside {source or target}.")
-        files = (_text_file(prefixes[0], kind) for kind in ("tsv", "csv", "tmx"))
-        file = next(filter(None, files), None)
-        if file is not None and split not in found:
-            found[split] = (file,)
+            source_file, target_file = (_find_text_file(prefix, language) for language in languages)
+            if source_file and target_file:
+                split_files[split] = source_file, target_file
+            elif source_file or target_file:
+                missing_language = languages[1] if source_file else languages[0]
+                raise ValueError(
+                    f"{prefix}.{missing_language} must exist beside {source_file or target_file}."
+                )
+        other_files = (_find_text_file(prefixes[0], suffix) for suffix in ("tsv", "csv", "tmx"))
+        file = next(filter(None, other_files), None)
+        if file is not None and split not in split_files:
+            split_files[split] = (file,)
     if PAIR_FILE.search(dataset) and Path(dataset).is_file():
-        found["train"] = (Path(dataset),)
-    return found
+        split_files["train"] = (Path(dataset),)
+    return split_files
 
 
 def _folder_description(dataset: str) -> str:
@@ -386,8 +400,8 @@ def _folder_description(dataset: str) -> str:
     if not folder.exists():
         return ", and is no local folder"
     # the folder may contain text files in other languages than the requested ones
-    found = sorted(path.name for path in folder.glob("train.*"))
-    return f", and has {', '.join(found)}" if found else ""
+    training_files = sorted(path.name for path in folder.glob("train.*"))
+    return f", and has {', '.join(training_files)}" if training_files else ""
 
 
 def validation_hint(dataset: str, streaming: bool) -> str:
@@ -400,38 +414,38 @@ def validation_hint(dataset: str, streaming: bool) -> str:
     Returns:
         A sentence after a space, or an empty string if there is no suggestion.
     """
-    found = sorted(
+    misnamed_files = sorted(
         path.name for path in Path(dataset).glob("*") if re.match(r"(valid|val|dev)\.", path.name)
     )
-    if found:
-        return f" Rename {' and '.join(found)} to validation.* to use them."
+    if misnamed_files:
+        return f" Rename {' and '.join(misnamed_files)} to validation.* to use them."
     return "" if streaming else " To hold out 1,000 pairs, set --validation_pairs 1000."
 
 
-def _pairs(
+def _read_pairs(
     paths: tuple[Path, ...],
     languages: tuple[str, str],
     columns: Columns | None,
     repair: bool,
     stamp: str,
 ) -> Iterator[dict[str, Any]]:
-    found: Iterator[Any]
+    pairs: Iterator[Any]
     if len(paths) == 2:
-        found = _text_pairs(paths, languages, repair)
-    elif (kind := _kind(paths[0])) == "tmx":
-        found = read_memory(paths[0], languages)
+        pairs = _read_text_pairs(paths, languages, repair)
+    elif (file_format := _pair_file_format(paths[0])) == "tmx":
+        pairs = read_memory(paths[0], languages)
     else:
-        found = read_table(paths[0], kind == "csv", languages, columns, repair)
-    for pair in found:
+        pairs = read_table(paths[0], file_format == "csv", languages, columns, repair)
+    for pair in pairs:
         yield {"translation": pair}
 
 
-def _kind(path: Path) -> str:
+def _pair_file_format(path: Path) -> str:
     match = PAIR_FILE.search(path.name)
     return match[1] if match else ""
 
 
-def _text_pairs(
+def _read_text_pairs(
     paths: tuple[Path, ...], languages: tuple[str, str], repair: bool
 ) -> Iterator[dict[str, str]]:
     with opened(paths[0]) as source_file, opened(paths[1]) as target_file:
@@ -450,51 +464,51 @@ def _read_pair_files(
     columns: Columns | None,
     streaming: bool,
 ) -> datasets.Dataset | datasets.IterableDataset:
-    counts = [count_lines(path) for path in paths] if len(paths) == 2 else []
-    if len(set(counts)) > 1:
+    line_counts = [count_lines(path) for path in paths] if len(paths) == 2 else []
+    if len(set(line_counts)) > 1:
         raise ValueError(
             f"{paths[0]} and {paths[1]} must have the same number of lines, "
-            f"got {counts[0]} and {counts[1]}."
+            f"got {line_counts[0]} and {line_counts[1]}."
         )
-    if 0 in counts:
+    if 0 in line_counts:
         raise ValueError(f"{paths[0]} must have at least one line, got none.")
-    is_trained_on = split == "train"
-    arguments: dict[str, Any] = {
+    is_training_split = split == "train"
+    read_arguments: dict[str, Any] = {
         "paths": paths,
         "languages": languages,
         "columns": columns,
         # in the training split, lines that are not UTF-8 are repaired here, then dropped and
         # counted; in an evaluation split they are an error, because no line may be dropped
-        "repair": is_trained_on,
+        "repair": is_training_split,
         # size and modification time are part of the cache key, so that a changed file is read
         # again. The value is a string, because `datasets` distributes a list over shards
-        "stamp": str([_stamp(path) for path in paths]),
+        "stamp": str([_file_stamp(path) for path in paths]),
     }
     features = datasets.Features({"translation": datasets.Translation(languages=list(languages))})
-    if streaming and is_trained_on:
+    if streaming and is_training_split:
         # read the whole file once before training, because an error in the middle of the file would
         # end a long run
-        if not (counts or sum(1 for _ in _pairs(**arguments))):
+        if not (line_counts or sum(1 for _ in _read_pairs(**read_arguments))):
             raise ValueError(f"{paths[0]} must have at least one pair, got none.")
         return datasets.IterableDataset.from_generator(
-            _pairs, features=features, gen_kwargs=arguments
+            _read_pairs, features=features, gen_kwargs=read_arguments
         )
 
     def write(path: Path):
         schema = features.arrow_schema
-        pairs = _pairs(**arguments)
+        pairs = _read_pairs(**read_arguments)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             while rows := list(islice(pairs, ROWS_PER_BATCH)):
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
 
-    key = Hasher.hash([arguments, str(features)])
-    rows = datasets.Dataset.from_file(str(cached(f"{key}.arrow", CODE, write)))
+    key = Hasher.hash([read_arguments, str(features)])
+    rows = datasets.Dataset.from_file(str(ensure_cached_file(f"{key}.arrow", CODE_FILES, write)))
     if len(rows) == 0:
         raise ValueError(f"{paths[0]} must have at least one pair, got none.")
     return rows
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _file_stamp(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
@@ -527,7 +541,7 @@ def texts_of(
             # some programs write bytes that are not UTF-8 into a text column
             lines = column.cast(pa.binary()).to_pylist()
             texts = [
-                line and decoded(line, f"{split} line {number} in {language!r}", repair)
+                line and decode_line(line, f"{split} line {number} in {language!r}", repair)
                 for number, line in enumerate(lines, start=first_line)
             ]
         if repair:
@@ -556,12 +570,12 @@ def text_hash(rows: datasets.Dataset, languages: Sequence[str], split: str) -> s
     Raises:
         ValueError: If the column of a language does not contain text; names the row.
     """
-    hashes = [(hashlib.sha256(), hashlib.sha256()) for _ in languages]
+    language_hashes = [(hashlib.sha256(), hashlib.sha256()) for _ in languages]
     for table in rows.with_format("arrow").iter(batch_size=10_000):
-        for language, (sizes_hash, bytes_hash) in zip(languages, hashes, strict=True):
-            side = pc.struct_field(table["translation"], language)
+        for language, (sizes_hash, bytes_hash) in zip(languages, language_hashes, strict=True):
+            column = pc.struct_field(table["translation"], language)
             try:
-                texts = side.cast(pa.large_binary()).combine_chunks()
+                texts = column.cast(pa.large_binary()).combine_chunks()
             except pa.ArrowNotImplementedError:
                 # `texts_of` raises a clearer error, which names the row and its value
                 texts_of(table, [language], split)
@@ -569,9 +583,9 @@ def text_hash(rows: datasets.Dataset, languages: Sequence[str], split: str) -> s
             sizes = pc.fill_null(pc.binary_length(texts), -1)
             sizes_hash.update(sizes.to_numpy().astype("<i8"))
             texts = pc.fill_null(texts, b"")
-            _, offsets, content = texts.buffers()
+            _, offsets, text_bytes = texts.buffers()
             ends = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
-            if content is not None:
-                bytes_hash.update(memoryview(content)[ends[0] : ends[-1]])
-    digests = [part.digest() for pair in hashes for part in pair]
+            if text_bytes is not None:
+                bytes_hash.update(memoryview(text_bytes)[ends[0] : ends[-1]])
+    digests = [part_hash.digest() for hash_pair in language_hashes for part_hash in hash_pair]
     return hashlib.sha256(b"".join(digests)).hexdigest()

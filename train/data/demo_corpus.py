@@ -263,96 +263,104 @@ _THINGS = [
 ]
 
 
-def _pairs(render: Callable[[Any, str], str], values: Iterable[Any]) -> list[Pair]:
+def _render_pairs(render: Callable[[Any, str], str], values: Iterable[Any]) -> list[Pair]:
     return [(render(value, "en"), render(value, "de")) for value in values]
 
 
-def _units(
+def _render_units(
     unit: str, amounts: Iterable[float], length: Literal["long", "short"] = "long"
 ) -> list[Pair]:
-    return _pairs(lambda amount, locale: format_unit(amount, unit, length, locale=locale), amounts)
+    return _render_pairs(
+        lambda amount, locale: format_unit(amount, unit, length, locale=locale), amounts
+    )
 
 
-def _words(numbers: Iterable[int], kind: str = "cardinal") -> list[Pair]:
-    return _pairs(lambda number, locale: num2words(number, lang=locale, to=kind), numbers)
+def _spell_out_numbers(numbers: Iterable[int], kind: str = "cardinal") -> list[Pair]:
+    return _render_pairs(lambda number, locale: num2words(number, lang=locale, to=kind), numbers)
 
 
-def _dates(width: str, days: list[date]) -> list[Pair]:
-    return _pairs(lambda day, locale: format_date(day, width, locale), days)
+def _render_dates(width: str, days: list[date]) -> list[Pair]:
+    return _render_pairs(lambda day, locale: format_date(day, width, locale), days)
 
 
-def _skeletons(skeleton: str, days: list[date]) -> list[Pair]:
-    return _pairs(lambda day, locale: format_skeleton(skeleton, day, locale=locale), days)
+def _render_date_skeletons(skeleton: str, days: list[date]) -> list[Pair]:
+    return _render_pairs(lambda day, locale: format_skeleton(skeleton, day, locale=locale), days)
 
 
-def _with_article(article: str, full: list[Pair], long: list[Pair]) -> list[Pair]:
+def _join_weekday_and_article(
+    article: str, full_dates: list[Pair], long_dates: list[Pair]
+) -> list[Pair]:
     # in a German sentence a date after a weekday has an article: "Sonntag, der 3. März 2024"
     return [
         (english, f"{weekday.split(', ')[0]}, {article} {german}")
-        for (english, weekday), (_, german) in zip(full, long, strict=True)
+        for (english, weekday), (_, german) in zip(full_dates, long_dates, strict=True)
     ]
 
 
 def _date_slots() -> dict[str, list[Pair]]:
-    days = [date(2005, 1, 1) + timedelta(n) for n in range(20 * 365)]
+    days = [date(2005, 1, 1) + timedelta(number) for number in range(20 * 365)]
     first_days = [day for day in days if day.day == 1]
-    full, long = _dates("full", days), _dates("long", days)
-    weekdays = _pairs(lambda day, locale: Locale(locale).days["format"]["wide"][day], range(7))
+    full_dates, long_dates = _render_dates("full", days), _render_dates("long", days)
+    weekdays = _render_pairs(
+        lambda day, locale: Locale(locale).days["format"]["wide"][day], range(7)
+    )
     return {
-        "date_full": full,
-        "date_long": long,
-        "date_medium": _dates("medium", days),
-        "date_short": _dates("short", days),
-        "date_today": _with_article("der", full, long),
-        "date_on": _with_article("dem", full, long),
+        "date_full": full_dates,
+        "date_long": long_dates,
+        "date_medium": _render_dates("medium", days),
+        "date_short": _render_dates("short", days),
+        "date_today": _join_weekday_and_article("der", full_dates, long_dates),
+        "date_on": _join_weekday_and_article("dem", full_dates, long_dates),
         "weekday": weekdays,
         "on_weekdays": [(f"{english}s", f"{german.lower()}s") for english, german in weekdays],
-        "month": _pairs(lambda n, locale: Locale(locale).months["format"]["wide"][n], range(1, 13)),
-        "month_day": _skeletons("MMMMd", days[:365]),
-        "month_year": _skeletons("yMMMM", first_days),
-        "quarter": _skeletons("yQQQQ", first_days[::3]),
-        "ordinal": _words(range(1, 32), "ordinal"),
+        "month": _render_pairs(
+            lambda number, locale: Locale(locale).months["format"]["wide"][number], range(1, 13)
+        ),
+        "month_day": _render_date_skeletons("MMMMd", days[:365]),
+        "month_year": _render_date_skeletons("yMMMM", first_days),
+        "quarter": _render_date_skeletons("yQQQQ", first_days[::3]),
+        "ordinal": _spell_out_numbers(range(1, 32), "ordinal"),
         "year": [(str(year), str(year)) for year in range(1900, 2026)],
-        "year_words": _words(range(1950, 2000), "year"),
+        "year_words": _spell_out_numbers(range(1950, 2000), "year"),
     }
 
 
-def _relative(direction: int) -> list[Pair]:
-    spans: list[tuple[_Unit, timedelta]] = [
-        *(("hour", timedelta(hours=n)) for n in range(2, 24)),
-        *(("day", timedelta(days=n)) for n in range(2, 15)),
-        *(("week", timedelta(weeks=n)) for n in range(2, 9)),
-        *(("month", timedelta(days=30 * n)) for n in range(2, 12)),
+def _render_relative_times(direction: int) -> list[Pair]:
+    time_spans: list[tuple[_Unit, timedelta]] = [
+        *(("hour", timedelta(hours=count)) for count in range(2, 24)),
+        *(("day", timedelta(days=count)) for count in range(2, 15)),
+        *(("week", timedelta(weeks=count)) for count in range(2, 9)),
+        *(("month", timedelta(days=30 * count)) for count in range(2, 12)),
     ]
 
-    def render(span: tuple[_Unit, timedelta], locale: str) -> str:
+    def render(time_span: tuple[_Unit, timedelta], locale: str) -> str:
         # no span reaches this threshold, above which Babel takes a larger unit: with its default,
         # 23 hours would become 1 day
-        unit, delta = span
+        unit, delta = time_span
         return format_timedelta(direction * delta, unit, 1e9, add_direction=True, locale=locale)
 
-    return _pairs(render, spans)
+    return _render_pairs(render, time_spans)
 
 
 def _time_slots() -> dict[str, list[Pair]]:
     minutes = range(0, 24 * 60, 5)
-    clock = [
+    clock_times = [
         # the English skeleton "hm" has a plain space before AM and PM, as people type it; Babel's
         # time formats have a narrow no-break space
         (format_skeleton("hm", moment, locale="en"), format_skeleton("Hm", moment, locale="de"))
         for moment in (time(minute // 60, minute % 60) for minute in minutes)
     ]
-    stay = [("duration-day", 31), ("duration-week", 9), ("duration-month", 12)]
+    stay_units = [("duration-day", 31), ("duration-week", 9), ("duration-month", 12)]
     return {
-        "time": clock,
-        "daytime": clock[len(clock) // 3 : len(clock) * 5 // 6],
-        "morning": clock[len(clock) // 4 : len(clock) // 2],
-        "evening": clock[len(clock) * 2 // 3 :],
-        "hours": _units("duration-hour", range(2, 10)),
-        "minutes": _units("duration-minute", range(5, 60)),
-        "stay": [pair for unit, end in stay for pair in _units(unit, range(2, end))],
-        "ahead": _relative(1),
-        "ago": _relative(-1),
+        "time": clock_times,
+        "daytime": clock_times[len(clock_times) // 3 : len(clock_times) * 5 // 6],
+        "morning": clock_times[len(clock_times) // 4 : len(clock_times) // 2],
+        "evening": clock_times[len(clock_times) * 2 // 3 :],
+        "hours": _render_units("duration-hour", range(2, 10)),
+        "minutes": _render_units("duration-minute", range(5, 60)),
+        "stay": [pair for unit, end in stay_units for pair in _render_units(unit, range(2, end))],
+        "ahead": _render_relative_times(1),
+        "ago": _render_relative_times(-1),
     }
 
 
@@ -363,38 +371,40 @@ def _place_slots() -> dict[str, list[Pair]]:
     def territory(code: str, locale: str) -> str:
         return Locale(locale).territories[code]
 
-    plain = _pairs(territory, _COUNTRIES.split())
-    feminine = _pairs(territory, _COUNTRIES_FEMININE.split())
-    plural = [
+    plain_countries = _render_pairs(territory, _COUNTRIES.split())
+    feminine_countries = _render_pairs(territory, _COUNTRIES_FEMININE.split())
+    plural_countries = [
         (f"the {territory(code, 'en')}", *german) for code, german in _COUNTRIES_PLURAL.items()
     ]
     return {
-        "city": _pairs(city, [f"Europe/{name}" for name in _CITIES.split()]),
-        "far_city": _pairs(city, _FAR_CITIES.split()),
-        "country": plain,
+        "city": _render_pairs(city, [f"Europe/{name}" for name in _CITIES.split()]),
+        "far_city": _render_pairs(city, _FAR_CITIES.split()),
+        "country": plain_countries,
         "to_country": [
-            *((f"to {english}", f"nach {german}") for english, german in plain),
-            *((f"to {english}", f"in die {german}") for english, german in feminine),
-            *((f"to {english}", to) for english, to, _ in plural),
+            *((f"to {english}", f"nach {german}") for english, german in plain_countries),
+            *((f"to {english}", f"in die {german}") for english, german in feminine_countries),
+            *((f"to {english}", to) for english, to, _ in plural_countries),
         ],
         "from_country": [
-            *((f"from {english}", f"aus {german}") for english, german in plain),
-            *((f"from {english}", f"aus der {german}") for english, german in feminine),
-            *((f"from {english}", origin) for english, _, origin in plural),
+            *((f"from {english}", f"aus {german}") for english, german in plain_countries),
+            *((f"from {english}", f"aus der {german}") for english, german in feminine_countries),
+            *((f"from {english}", origin) for english, _, origin in plural_countries),
         ],
     }
 
 
 def _people_and_things_slots() -> dict[str, list[Pair]]:
-    languages = _pairs(lambda code, locale: Locale(locale).languages[code], _LANGUAGES.split())
-    names = [(name, name) for name in _NAMES.split()]
+    language_pairs = _render_pairs(
+        lambda code, locale: Locale(locale).languages[code], _LANGUAGES.split()
+    )
+    name_pairs = [(name, name) for name in _NAMES.split()]
     return {
-        "name": names,
-        "person": [*names, ("she", "sie"), ("he", "er")],
+        "name": name_pairs,
+        "person": [*name_pairs, ("she", "sie"), ("he", "er")],
         "thing": [(english, nominative) for english, nominative, _ in _THINGS],
         "thing_object": [(english, accusative) for english, _, accusative in _THINGS],
-        "language": languages,
-        "tongue": [pair for pair in languages if pair[1].endswith("sch")],
+        "language": language_pairs,
+        "tongue": [pair for pair in language_pairs if pair[1].endswith("sch")],
     }
 
 
@@ -410,50 +420,50 @@ def _amount_slots() -> dict[str, list[Pair]]:
         for amount in [*range(2, 100), *range(100, 2000, 25)]
         for currency in ("EUR", "USD", "CHF")
     ]
-    decimals = [n / 2 for n in range(4, 100)]
+    half_steps = [number / 2 for number in range(4, 100)]
     return {
-        "price": _pairs(_money, prices),
-        "rent": _pairs(_money, [(amount, "EUR") for amount in range(400, 2000, 10)]),
-        "money": _pairs(_money_words, amounts),
-        "currency": _pairs(
+        "price": _render_pairs(_render_money, prices),
+        "rent": _render_pairs(_render_money, [(amount, "EUR") for amount in range(400, 2000, 10)]),
+        "money": _render_pairs(_render_money_with_currency_name, amounts),
+        "currency": _render_pairs(
             lambda code, locale: get_currency_name(code, 2, locale), _CURRENCIES.split()
         ),
-        "percent": _pairs(_percent, decimals),
-        "distance": _units("length-kilometer", range(15, 2000, 5)),
-        "meters": _units("length-meter", range(20, 500)),
-        "weight": _units("mass-kilogram", decimals),
-        "volume": _units("volume-liter", range(10, 200)),
-        "degrees": _units("temperature-celsius", range(2, 40)),
-        "celsius": _units("temperature-celsius", range(-15, 40), "short"),
-        "speed": _units("speed-kilometer-per-hour", range(20, 200), "short"),
-        "area": _units("area-square-meter", range(20, 200)),
-        "track": [(str(n), str(n)) for n in range(1, 25)],
-        "number": _pairs(
+        "percent": _render_pairs(_render_percent, half_steps),
+        "distance": _render_units("length-kilometer", range(15, 2000, 5)),
+        "meters": _render_units("length-meter", range(20, 500)),
+        "weight": _render_units("mass-kilogram", half_steps),
+        "volume": _render_units("volume-liter", range(10, 200)),
+        "degrees": _render_units("temperature-celsius", range(2, 40)),
+        "celsius": _render_units("temperature-celsius", range(-15, 40), "short"),
+        "speed": _render_units("speed-kilometer-per-hour", range(20, 200), "short"),
+        "area": _render_units("area-square-meter", range(20, 200)),
+        "track": [(str(number), str(number)) for number in range(1, 25)],
+        "number": _render_pairs(
             lambda number, locale: format_decimal(number, locale=locale), range(1100, 99_900, 100)
         ),
-        "count": _words(range(2, 100)),
-        "many": _words([*range(100, 1000, 10), *range(1000, 21_000, 1000)]),
-        "sum": _sums(),
+        "count": _spell_out_numbers(range(2, 100)),
+        "many": _spell_out_numbers([*range(100, 1000, 10), *range(1000, 21_000, 1000)]),
+        "sum": _render_sums(),
     }
 
 
-def _money(amount: tuple[float, str], locale: str) -> str:
+def _render_money(amount: tuple[float, str], locale: str) -> str:
     number, currency = amount
     return format_currency(number, currency, locale=locale)
 
 
-def _money_words(amount: tuple[int, str], locale: str) -> str:
+def _render_money_with_currency_name(amount: tuple[int, str], locale: str) -> str:
     number, currency = amount
     return f"{format_decimal(number, locale=locale)} {get_currency_name(currency, number, locale)}"
 
 
-def _percent(percent: float, locale: str) -> str:
+def _render_percent(percent: float, locale: str) -> str:
     return format_percent(percent / 100, locale=locale, decimal_quantization=False)
 
 
-def _sums() -> list[Pair]:
+def _render_sums() -> list[Pair]:
     # in German the verb is at the end, because the sum follows "dass" in its template
-    words = dict(enumerate(_words(range(1, 101)), start=1))
+    number_words = dict(enumerate(_spell_out_numbers(range(1, 101)), start=1))
     sums = [
         *((a, ("plus", "plus"), b, a + b) for a in range(2, 40) for b in range(2, 20)),
         *((a, ("minus", "minus"), b, a - b) for a in range(21, 60) for b in range(2, 20)),
@@ -461,15 +471,15 @@ def _sums() -> list[Pair]:
     ]
     return [
         (
-            f"{words[a][0]} {sign[0]} {words[b][0]} is {words[result][0]}",
-            f"{words[a][1]} {sign[1]} {words[b][1]} {words[result][1]} ist",
+            f"{number_words[a][0]} {sign[0]} {number_words[b][0]} is {number_words[result][0]}",
+            f"{number_words[a][1]} {sign[1]} {number_words[b][1]} {number_words[result][1]} ist",
         )
         for a, sign, b, result in sums
     ]
 
 
 @cache
-def _slots() -> dict[str, list[Pair]]:
+def _values_by_slot() -> dict[str, list[Pair]]:
     return {
         **_date_slots(),
         **_time_slots(),
@@ -479,41 +489,41 @@ def _slots() -> dict[str, list[Pair]]:
     }
 
 
-def _fill(slot: str, filled: dict[str, Pair], rng: Random) -> Pair:
+def _fill_slot(slot: str, filled_slots: dict[str, Pair], rng: Random) -> Pair:
     if slot in _LISTS:
         item, style = _LISTS[slot]
-        items = rng.sample(_slots()[item], rng.choice((2, 3)))
+        items = rng.sample(_values_by_slot()[item], rng.choice((2, 3)))
         english, german = zip(*items, strict=True)
         return format_list(english, style, "en"), format_list(german, style, "de")
-    other = slot.removesuffix("2")
-    pair = rng.choice(_slots()[other])
-    while pair == filled.get(other):
-        pair = rng.choice(_slots()[other])
+    base_slot = slot.removesuffix("2")
+    pair = rng.choice(_values_by_slot()[base_slot])
+    while pair == filled_slots.get(base_slot):
+        pair = rng.choice(_values_by_slot()[base_slot])
     return pair
 
 
-def _draw(rng: Random) -> Pair:
+def _draw_pair(rng: Random) -> Pair:
     english, german = rng.choice(_TEMPLATES)
-    filled: dict[str, Pair] = {}
+    filled_slots: dict[str, Pair] = {}
     for _, slot, _, _ in Formatter().parse(english):
         if slot is not None:
-            filled[slot] = _fill(slot, filled, rng)
-    source = english.format(**{slot: pair[0] for slot, pair in filled.items()})
-    target = german.format(**{slot: pair[1] for slot, pair in filled.items()})
+            filled_slots[slot] = _fill_slot(slot, filled_slots, rng)
+    source = english.format(**{slot: pair[0] for slot, pair in filled_slots.items()})
+    target = german.format(**{slot: pair[1] for slot, pair in filled_slots.items()})
     return source[0].upper() + source[1:], target[0].upper() + target[1:]
 
 
-def _distinct_pairs(seed: int) -> Iterator[Pair]:
+def _draw_distinct_pairs(seed: int) -> Iterator[Pair]:
     rng, sources, targets = Random(seed), set(), set()
     for _ in range(_MAX_DRAWS):
-        source, target = _draw(rng)
+        source, target = _draw_pair(rng)
         if source not in sources and target not in targets:
             sources.add(source)
             targets.add(target)
             yield source, target
 
 
-def _words_of(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     # each digit is a word: most numbers of validation and test do not occur in the training split,
     # but all digits do
     return re.findall(r"[^\W\d_]+|\d|[^\w\s]", text)
@@ -539,37 +549,45 @@ def build_demo_corpus(
     Raises:
         ValueError: If a size is below 1, or fewer pairs are found than the sum of the sizes.
     """
-    sizes = {"train": train, "validation": validation, "test": test}
-    for split, size in sizes.items():
+    split_sizes = {"train": train, "validation": validation, "test": test}
+    for split, size in split_sizes.items():
         if size < 1:
             raise ValueError(f"{split} must be at least 1, got {size}.")
-    pairs = _distinct_pairs(seed)
-    learned = list(islice(pairs, train))
+    distinct_pairs = _draw_distinct_pairs(seed)
+    train_pairs = list(islice(distinct_pairs, train))
     # count the words of each language apart: "Name" in English and in German are different words
-    counts = [Counter(w for pair in learned for w in _words_of(pair[side])) for side in (0, 1)]
-    known = (
+    word_counts = [
+        Counter(word for pair in train_pairs for word in _split_words(pair[side]))
+        for side in (0, 1)
+    ]
+    evaluation_candidates = (
         pair
-        for pair in pairs
+        for pair in distinct_pairs
         if all(
-            counts[side][word] >= _MIN_OCCURRENCES
+            word_counts[side][word] >= _MIN_OCCURRENCES
             for side in (0, 1)
-            for word in _words_of(pair[side])
+            for word in _split_words(pair[side])
         )
     )
-    held_out = list(islice(known, validation + test))
-    if len(held_out) < validation + test:
+    evaluation_pairs = list(islice(evaluation_candidates, validation + test))
+    if len(evaluation_pairs) < validation + test:
         raise ValueError(
-            f"train, validation and test must together be at most {len(learned) + len(held_out)}, "
-            f"the number of pairs without repetition and new words, got {sum(sizes.values())}."
+            "train, validation and test must together be at most "
+            f"{len(train_pairs) + len(evaluation_pairs)}, the number of pairs without repetition "
+            f"and new words, got {sum(split_sizes.values())}."
         )
-    splits = {"train": learned, "validation": held_out[:validation], "test": held_out[validation:]}
+    splits = {
+        "train": train_pairs,
+        "validation": evaluation_pairs[:validation],
+        "test": evaluation_pairs[validation:],
+    }
     features = Features({"translation": Translation(languages=["de", "en"])})
     return DatasetDict(
         {
             split: Dataset.from_dict(
-                {"translation": [{"de": german, "en": english} for english, german in chosen]},
+                {"translation": [{"de": german, "en": english} for english, german in split_pairs]},
                 features=features,
             )
-            for split, chosen in splits.items()
+            for split, split_pairs in splits.items()
         }
     )

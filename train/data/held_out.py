@@ -32,25 +32,25 @@ def hold_out(
     """
     order = np.arange(len(rows), dtype=np.int32)
     np.random.default_rng([seed, 5]).shuffle(order)
-    drawn: list[int] = []
+    usable_pairs: list[int] = []
     for first in range(0, len(order), num_pairs):
-        numbers = order[first : first + num_pairs]
-        table = rows.select(numbers).with_format("arrow")[:]
+        pair_indices = order[first : first + num_pairs]
+        table = rows.select(pair_indices).with_format("arrow")[:]
         sides = texts_of(table, languages, "train", repair=True)
-        drawn += [
-            int(number)
-            for number, *pair in zip(numbers, *sides, strict=True)
+        usable_pairs += [
+            int(pair_index)
+            for pair_index, *pair in zip(pair_indices, *sides, strict=True)
             if all(text.strip() and not GARBLED.search(text) for text in pair)
         ]
-        if len(drawn) >= num_pairs:
-            return rows.select(sorted(drawn[:num_pairs]))
+        if len(usable_pairs) >= num_pairs:
+            return rows.select(sorted(usable_pairs[:num_pairs]))
     raise ValueError(
-        f"validation_pairs must be at most {len(drawn):,}, the pairs of {corpus} that can be used, "
-        f"got {num_pairs:,}."
+        f"validation_pairs must be at most {len(usable_pairs):,}, the pairs of {corpus} that can "
+        f"be used, got {num_pairs:,}."
     )
 
 
-def without(
+def drop_overlapping_pairs(
     rows: datasets.Dataset, held_out: datasets.Dataset, languages: Sequence[str]
 ) -> datasets.Dataset:
     """Leave out the pairs whose source or target is that of a held-out pair.
@@ -64,14 +64,22 @@ def without(
         The remaining pairs, in order.
     """
     table = held_out.with_format("arrow")[:]
-    texts = {language: _side(table, language) for language in languages}
-    is_left = [
-        pc.invert(reduce(pc.or_, (pc.is_in(_side(part, it), texts[it]) for it in languages)))
-        for part in rows.with_format("arrow").iter(batch_size=10_000)
+    held_out_texts = {language: _text_bytes(table, language) for language in languages}
+    is_unshared = [
+        pc.invert(
+            reduce(
+                pc.or_,
+                (
+                    pc.is_in(_text_bytes(chunk, language), held_out_texts[language])
+                    for language in languages
+                ),
+            )
+        )
+        for chunk in rows.with_format("arrow").iter(batch_size=10_000)
     ]
-    return rows.select(np.flatnonzero(pa.chunked_array(is_left).to_numpy()))
+    return rows.select(np.flatnonzero(pa.chunked_array(is_unshared).to_numpy()))
 
 
-def _side(table: pa.Table, language: str) -> pa.Array:
+def _text_bytes(table: pa.Table, language: str) -> pa.Array:
     # compare bytes, because some programs write bytes that are not UTF-8 into a text column
     return pc.struct_field(table["translation"], language).cast(pa.large_binary()).combine_chunks()

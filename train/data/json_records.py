@@ -24,14 +24,14 @@ from datasets.packaged_modules.json.json import Json
 from fsspec.compression import available_compressions
 from fsspec.utils import infer_compression
 
-from .tables import Columns, column_names, with_translations
-from .text_files import GZIP, TRUNCATED
+from .tables import Columns, column_names, join_text_columns
+from .text_files import GZIP_MAGIC, TRUNCATION_ERRORS
 
 # number of bytes to read at once
-CHUNK = 10 << 20
+BYTES_PER_READ = 10 << 20
 # longest record, so that a damaged file cannot fill the memory
 MAX_RECORD_BYTES = 10 << 20
-COLUMN = "translation"
+TRANSLATION_COLUMN = "translation"
 NO_SPACE = re.compile(r"\S")
 # separators in a list of records: before the first record, and before each further record
 BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*"), re.compile(r"\s*,\s*")
@@ -58,7 +58,7 @@ class JsonRecords(datasets.ArrowBasedBuilder):
 
     def _info(self) -> datasets.DatasetInfo:
         column = datasets.Translation(languages=list(self.config.languages))
-        return datasets.DatasetInfo(features=datasets.Features({COLUMN: column}))
+        return datasets.DatasetInfo(features=datasets.Features({TRANSLATION_COLUMN: column}))
 
     def _split_generators(self, dl_manager) -> list[datasets.SplitGenerator]:
         return [
@@ -73,11 +73,11 @@ class JsonRecords(datasets.ArrowBasedBuilder):
     def _generate_tables(
         self, paths: list[str], names: list[str]
     ) -> Iterator[tuple[tuple[int, int], pa.Table]]:
-        for file, (path, name) in enumerate(zip(paths, names, strict=True)):
-            for number, table in enumerate(
-                _tables(path, name, self.config.languages, self.config.fields)
+        for file_index, (path, name) in enumerate(zip(paths, names, strict=True)):
+            for table_index, table in enumerate(
+                _read_tables(path, name, self.config.languages, self.config.fields)
             ):
-                yield (file, number), table
+                yield (file_index, table_index), table
 
 
 def is_json(builder: datasets.DatasetBuilder) -> bool:
@@ -121,17 +121,20 @@ def read_json(
             names the record.
     """
     files = builder.config.data_files
-    wanted = [str(name) for name in column_names(languages, columns)] if columns else []
-    known = {split: _languages(names, languages, wanted) for split, names in files.items()}
-    fields = next(filter(None, (fields for _, fields in known.values())), ())
+    wanted_fields = [str(name) for name in column_names(languages, columns)] if columns else []
+    languages_and_fields = {
+        split: _find_languages_and_fields(names, languages, wanted_fields)
+        for split, names in files.items()
+    }
+    fields = next(filter(None, (fields for _, fields in languages_and_fields.values())), ())
     cache_key = {"hash": builder.hash}
     if builder.repo_id is not None:
         # use the configuration's name, because without a network the library finds prepared data
         # only by this name. The hash distinguishes the languages and columns
-        name = builder.config.name
-        cache_key = {"config_name": name, "config_id": name}
-        cache_key["hash"] = "-".join([builder.hash, *languages, *wanted])
-    records = JsonRecords(
+        config_name = builder.config.name
+        cache_key = {"config_name": config_name, "config_id": config_name}
+        cache_key["hash"] = "-".join([builder.hash, *languages, *wanted_fields])
+    records_builder = JsonRecords(
         dataset_name=builder.dataset_name,
         base_path=builder.base_path,
         repo_id=builder.repo_id,
@@ -140,52 +143,59 @@ def read_json(
         fields=fields,
         **cache_key,
     )
-    of_splits = {split: found for split, (found, _) in known.items()}
+    split_languages = {
+        split: found_languages for split, (found_languages, _) in languages_and_fields.items()
+    }
     if streaming:
-        return dict(records.as_streaming_dataset()), of_splits
+        return dict(records_builder.as_streaming_dataset()), split_languages
     try:
-        records.download_and_prepare()
+        records_builder.download_and_prepare()
     except datasets.exceptions.DatasetGenerationError as error:
         if isinstance(error.__cause__, ValueError):
             raise error.__cause__ from error
         raise
-    return dict(records.as_dataset()), of_splits
+    return dict(records_builder.as_dataset()), split_languages
 
 
-def _languages(
+def _find_languages_and_fields(
     names: Sequence[str], languages: Sequence[str], columns: Sequence[str]
 ) -> tuple[list[str], tuple[str, ...]]:
     """Return the languages of a split, and the `fields` of `JsonRecordsConfig` for its texts.
 
     Reading stops at the first record after which the requested languages are found.
     """
-    found: set[str] = set()
-    fields: set[str] = set()
+    found_languages: set[str] = set()
+    found_fields: set[str] = set()
     for name in names:
-        for chunk in _chunks(name, name):
-            for record in _records(chunk.decode(errors="replace"), name):
+        for chunk in _read_chunks(name, name):
+            for record in _parse_records(chunk.decode(errors="replace"), name):
                 if not isinstance(record, dict):
                     continue
-                fields |= record.keys()
-                column = record.get(COLUMN)
-                found |= column.keys() if isinstance(column, dict) else set()
-                if columns and fields.issuperset(columns):
+                found_fields |= record.keys()
+                translation = record.get(TRANSLATION_COLUMN)
+                found_languages |= translation.keys() if isinstance(translation, dict) else set()
+                if columns and found_fields.issuperset(columns):
                     return sorted(languages), tuple(columns)
-                if not columns and found.issuperset(languages):
-                    return sorted(found), ()
-                if not columns and COLUMN not in fields and fields.issuperset(languages):
+                if not columns and found_languages.issuperset(languages):
+                    return sorted(found_languages), ()
+                has_no_translations = TRANSLATION_COLUMN not in found_fields
+                if not columns and has_no_translations and found_fields.issuperset(languages):
                     return sorted(languages), tuple(languages)
-    if columns or not found:
-        rule = f"a column {COLUMN!r} with a text for each language, or a column for each language"
+    if columns or not found_languages:
+        rule = (
+            f"a column {TRANSLATION_COLUMN!r} with a text for each language, or a column for each "
+            "language"
+        )
         if columns:
             rule = f"the columns {' and '.join(map(repr, columns))}"
         raise ValueError(
-            f"{', '.join(names)} must have {rule}, got {', '.join(sorted(fields)) or 'no records'}."
+            f"{', '.join(names)} must have {rule}, got "
+            f"{', '.join(sorted(found_fields)) or 'no records'}."
         )
-    return sorted(found), ()
+    return sorted(found_languages), ()
 
 
-def _records(text: str, name: str) -> Iterator[Any]:
+def _parse_records(text: str, name: str) -> Iterator[Any]:
     """Parse consecutive records, which need not be on separate lines."""
     decoder, position = json.JSONDecoder(), 0
     while match := NO_SPACE.search(text, position):
@@ -196,83 +206,88 @@ def _records(text: str, name: str) -> Iterator[Any]:
             position = text.find("\n", match.start()) + 1 or len(text)
             continue
         except RecursionError as error:
-            raise _too_deep(name) from error
+            raise _nesting_error(name) from error
         yield record
 
 
-def _tables(
+def _read_tables(
     path: str, name: str, languages: Sequence[str], fields: Sequence[str]
 ) -> Iterator[pa.Table]:
-    schema = pa.schema([(COLUMN, pa.struct([(language, pa.string()) for language in languages]))])
+    schema = pa.schema(
+        [(TRANSLATION_COLUMN, pa.struct([(language, pa.string()) for language in languages]))]
+    )
     if fields:
         schema = pa.schema([(field, pa.string()) for field in fields])
-    parsing = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    parse_options = pyarrow.json.ParseOptions(
+        explicit_schema=schema, unexpected_field_behavior="ignore"
+    )
     num_read = 0
-    for chunk in _chunks(path, name):
+    for chunk in _read_chunks(path, name):
         if chunk.isspace():
             continue
         # parse the chunk as a single block: with several blocks, each would count its records from
         # 0, so an error could not name the record
-        reading = pyarrow.json.ReadOptions(block_size=len(chunk))
+        read_options = pyarrow.json.ReadOptions(block_size=len(chunk))
         try:
-            table = pyarrow.json.read_json(io.BytesIO(chunk), reading, parsing)
+            table = pyarrow.json.read_json(io.BytesIO(chunk), read_options, parse_options)
         except pa.ArrowInvalid as error:
-            raise ValueError(_record_error(error, chunk, name, num_read)) from error
+            raise ValueError(_describe_record_error(error, chunk, name, num_read)) from error
         num_read += len(table)
-        yield with_translations(table, fields, languages) if fields else table
+        yield join_text_columns(table, fields, languages) if fields else table
 
 
-def _chunks(path: str, name: str) -> Iterator[bytes]:
+def _read_chunks(path: str, name: str) -> Iterator[bytes]:
     """Read a file in chunks of whole lines; a JSON list of records is converted to lines."""
     try:
-        with fsspec.open(path, "rb", compression=_compression(path, name)) as file:
-            held = b""
-            while chunk := file.read(CHUNK):
+        with fsspec.open(path, "rb", compression=_find_compression(path, name)) as file:
+            pending_bytes = b""
+            while chunk := file.read(BYTES_PER_READ):
                 if file.tell() == len(chunk):
                     chunk = chunk.removeprefix(codecs.BOM_UTF8)
                     if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                         raise ValueError(f"{name} must be UTF-8, got UTF-16.")
                     if chunk.lstrip()[:1] == b"[":
-                        yield from _list_as_lines(chunk, file, name)
+                        yield from _convert_list_to_lines(chunk, file, name)
                         return
                 # the last line of a chunk can continue in the next chunk
-                begun = len(held) - held.rfind(b"\n") - 1
-                end = chunk.find(b"\n") + 1 or len(chunk)
-                if begun + end > MAX_RECORD_BYTES:
+                last_line_bytes = len(pending_bytes) - pending_bytes.rfind(b"\n") - 1
+                first_line_end = chunk.find(b"\n") + 1 or len(chunk)
+                if last_line_bytes + first_line_end > MAX_RECORD_BYTES:
                     raise ValueError(
                         f"{name} must have records of at most {MAX_RECORD_BYTES:,} bytes, one on "
                         "each line, got a longer line."
                     )
-                if held and chunk[end - 1 : end] == b"\n":
-                    yield held + chunk[:end]
-                    held = chunk[end:]
+                if pending_bytes and chunk[first_line_end - 1 : first_line_end] == b"\n":
+                    yield pending_bytes + chunk[:first_line_end]
+                    pending_bytes = chunk[first_line_end:]
                 else:
-                    held += chunk
-            if held:
-                yield held
-    except TRUNCATED as error:
+                    pending_bytes += chunk
+            if pending_bytes:
+                yield pending_bytes
+    except TRUNCATION_ERRORS as error:
         raise ValueError(f"{name} cannot be read to its end: {error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} must be UTF-8, got {error.reason}.") from error
     except RecursionError as error:
-        raise _too_deep(name) from error
+        raise _nesting_error(name) from error
 
 
-def _too_deep(name: str) -> ValueError:
+def _nesting_error(name: str) -> ValueError:
     return ValueError(f"{name} must hold JSON records, got one that is nested too deeply.")
 
 
-def _list_as_lines(start: bytes, file: IO[bytes], name: str) -> Iterator[bytes]:
+def _convert_list_to_lines(first_chunk: bytes, file: IO[bytes], name: str) -> Iterator[bytes]:
     """Convert a JSON list of records to lines with one record each, in bounded memory."""
-    to_text, decoder = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder()
-    text, num_read, arrived = to_text.decode(start).lstrip().removeprefix("["), 0, start
-    while arrived:
-        arrived = file.read(CHUNK)
-        text += to_text.decode(arrived, final=not arrived)
+    utf8_decoder, json_decoder = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder()
+    text = utf8_decoder.decode(first_chunk).lstrip().removeprefix("[")
+    num_read, new_bytes = 0, first_chunk
+    while new_bytes:
+        new_bytes = file.read(BYTES_PER_READ)
+        text += utf8_decoder.decode(new_bytes, final=not new_bytes)
         lines, position = [], 0
-        while before := (BEFORE_NEXT if num_read else BEFORE_FIRST).match(text, position):
+        while separator := (BEFORE_NEXT if num_read else BEFORE_FIRST).match(text, position):
             try:
-                record, position = decoder.raw_decode(text, before.end())
+                record, position = json_decoder.raw_decode(text, separator.end())
             except ValueError:
                 # the record may end in the next chunk
                 break
@@ -290,32 +305,34 @@ def _list_as_lines(start: bytes, file: IO[bytes], name: str) -> Iterator[bytes]:
         )
 
 
-def _compression(path: str, name: str) -> str | None:
+def _find_compression(path: str, name: str) -> str | None:
     """Return the compression of a file, known by its name or its first bytes; None if plain."""
     if name.endswith(".zst") and "zstd" not in available_compressions():
         raise ValueError(f"{name} needs zstandard, which is not installed: pip install zstandard.")
     if infer_compression(name) is None and Path(path).is_file():
         with Path(path).open("rb") as file:
-            return "gzip" if file.read(2) == GZIP else None
+            return "gzip" if file.read(2) == GZIP_MAGIC else None
     return infer_compression(name)
 
 
-def _record_error(error: pa.ArrowInvalid, chunk: bytes, name: str, num_read: int) -> str:
+def _describe_record_error(error: pa.ArrowInvalid, chunk: bytes, name: str, num_read: int) -> str:
     """Return the error message for a record that Arrow has refused."""
-    found = re.search(r"in row (\d+)", str(error))
-    if found is None:
+    row_match = re.search(r"in row (\d+)", str(error))
+    if row_match is None:
         return f"{name} must hold JSON records: {error}."
-    row = int(found[1])
-    where = f"{name} record {num_read + row + 1}"
-    field = re.search(r"Column\((\S*)\) changed from (\w+) to (\w+)", str(error))
-    if field is None:
-        return f"{where} must be a JSON record: {str(error).removeprefix('JSON parse error: ')}."
-    column, expected, got = field.groups()
-    rule = {"string": "a text", "object": "an object"}[expected]
+    row = int(row_match[1])
+    record_name = f"{name} record {num_read + row + 1}"
+    type_match = re.search(r"Column\((\S*)\) changed from (\w+) to (\w+)", str(error))
+    if type_match is None:
+        return (
+            f"{record_name} must be a JSON record: {str(error).removeprefix('JSON parse error: ')}."
+        )
+    column, expected_type, actual_type = type_match.groups()
+    rule = {"string": "a text", "object": "an object"}[expected_type]
     rule += f" in {column.split('/')[-1]!r}" if column else ""
     lines = [line for line in chunk.splitlines() if line.strip()]
     record = lines[row].decode(errors="replace") if row < len(lines) else ""
-    return f"{where} must have {rule}, got {got}: {record[:200]}"
+    return f"{record_name} must have {rule}, got {actual_type}: {record[:200]}"
 
 
 __all__ = ["JsonRecords", "is_json", "read_json"]

@@ -26,20 +26,20 @@ import numpy as np
 from datasets.fingerprint import Hasher
 from datasets.utils import tqdm
 
-from ..config import UNSPACED_LANGUAGES
-from .cache import cached
+from ..config import WITHOUT_WORDS
+from .cache import ensure_cached_file
 from .corpus import texts_of
 
 # number of units, words or characters, in an n-gram
 NGRAM_SIZE = 5
 # a training sentence is a near copy if it has this percentage of an evaluation sentence's n-grams
-PERCENTAGE = 70
+NEAR_PERCENTAGE = 70
 # an evaluation sentence with fewer distinct n-grams has no near copies: a few common n-grams would
 # be enough for the percentage
-FEWEST = 4
+MIN_NGRAMS = 4
 DEFINITION = (
     "exact: equal without case, punctuation and white space; near: one training sentence has at "
-    f"least {PERCENTAGE}% of the {NGRAM_SIZE}-grams of the sentence, of at least {FEWEST}"
+    f"least {NEAR_PERCENTAGE}% of the {NGRAM_SIZE}-grams of the sentence, of at least {MIN_NGRAMS}"
 )
 SIDES = ("source", "target")
 KINDS = ("exact", "near")
@@ -50,24 +50,24 @@ PAIR, SIDE, SENTENCE, KIND = range(4)
 BLOCK_PAIRS = 2000
 # number of leading bits of a hash that index a table, which says whether an evaluation sentence has
 # an n-gram whose hash begins with these bits
-TABLE_BITS = 22
+HASH_PREFIX_BITS = 22
 # Unicode categories of the characters that separate units: control and format characters, modifier
 # symbols, punctuation and spaces
 SEPARATORS = ("Cc", "Cf", "Sk", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Zs", "Zl", "Zp")
 # multiplier of the polynomial hash: odd, so that it has an inverse modulo 2^64. The value is 2^64
 # divided by the golden ratio
-MULTIPLIER = 0x9E3779B97F4A7C15
-INVERSE = pow(MULTIPLIER, -1, 2**64)
+HASH_MULTIPLIER = 0x9E3779B97F4A7C15
+INVERSE_MULTIPLIER = pow(HASH_MULTIPLIER, -1, 2**64)
 
 
 @cache
-def _separators() -> re.Pattern[str]:
+def _separator_pattern() -> re.Pattern[str]:
     # leave out code points from 0x10000 on: there only historic scripts have punctuation, and a
     # pattern with these characters searches much slower
     codes = range(0x10000)
-    found = [code for code in codes if unicodedata.category(chr(code)) in SEPARATORS]
-    found = [code for code in found if chr(code) not in " \n"]
-    return re.compile("[{}]+".format("".join(f"\\u{code:04x}" for code in found)))
+    separator_codes = [code for code in codes if unicodedata.category(chr(code)) in SEPARATORS]
+    separator_codes = [code for code in separator_codes if chr(code) not in " \n"]
+    return re.compile("[{}]+".format("".join(f"\\u{code:04x}" for code in separator_codes)))
 
 
 def normalize(texts: Sequence[str], language: str) -> list[str]:
@@ -84,7 +84,7 @@ def normalize(texts: Sequence[str], language: str) -> list[str]:
     if joined.count("\n") >= len(texts):
         joined = "\n".join(text.replace("\n", " ") for text in texts)
     joined = unicodedata.normalize("NFKC", joined).casefold()
-    joined = _separators().sub(" ", joined)
+    joined = _separator_pattern().sub(" ", joined)
     while "  " in joined:
         joined = joined.replace("  ", " ")
     lines = [line.strip(" ") for line in joined.split("\n")]
@@ -107,40 +107,43 @@ def ngrams(line: str) -> set[str]:
 
 
 @lru_cache(maxsize=8)
-def _powers(number: int, size: int) -> np.ndarray:
+def _powers(base: int, num_powers: int) -> np.ndarray:
     """Return the powers of a number modulo 2^64, from its power 0."""
-    powers = np.full(size, number, np.uint64)
+    powers = np.full(num_powers, base, np.uint64)
     powers[0] = 1
     return np.cumprod(powers)
 
 
-def _ngram_hashes(lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def _hash_ngrams(lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Hash all n-grams of normalized sentences; return their line numbers and their hashes.
 
-    The hash of an n-gram is the sum of its bytes, each times MULTIPLIER^(position in the n-gram),
-    modulo 2^64. It is computed as the difference of two prefix sums over the whole text, divided by
-    the power for the n-gram's first byte.
+    The hash of an n-gram is the sum of its bytes, each times HASH_MULTIPLIER^(position in the
+    n-gram), modulo 2^64. It is computed as the difference of two prefix sums over the whole text,
+    divided by the power for the n-gram's first byte.
     """
-    text = np.frombuffer("\n".join([*lines, ""]).encode(), np.uint8)
+    text_bytes = np.frombuffer("\n".join([*lines, ""]).encode(), np.uint8)
     # round the size up to a power of two, so that `_powers` caches only a few sizes
-    size = 1 << len(text).bit_length()
-    sums = np.zeros(len(text) + 1, np.uint64)
-    np.cumsum(text * _powers(MULTIPLIER, size)[: len(text)], out=sums[1:])
-    is_end = text == ord("\n")
-    line_of = np.cumsum(is_end, dtype=np.int32)
-    is_space = is_end | (text == ord(" "))
+    num_powers = 1 << len(text_bytes).bit_length()
+    prefix_sums = np.zeros(len(text_bytes) + 1, np.uint64)
+    np.cumsum(
+        text_bytes * _powers(HASH_MULTIPLIER, num_powers)[: len(text_bytes)], out=prefix_sums[1:]
+    )
+    is_end = text_bytes == ord("\n")
+    line_indices = np.cumsum(is_end, dtype=np.int32)
+    is_space = is_end | (text_bytes == ord(" "))
     starts = np.flatnonzero(~is_space & np.concatenate([[True], is_space[:-1]]))
     ends = np.flatnonzero(is_space & ~np.concatenate([[True], is_space[:-1]]))
     ends = ends[NGRAM_SIZE - 1 :]
     starts = starts[: len(ends)]
     # keep only the n-grams that end in the line in which they start
-    is_whole = line_of[starts] == line_of[ends - 1]
-    starts, ends = starts[is_whole], ends[is_whole]
-    hashes = (sums[ends] - sums[starts]) * _powers(INVERSE, size)[starts]
-    return line_of[starts], hashes
+    is_within_line = line_indices[starts] == line_indices[ends - 1]
+    starts, ends = starts[is_within_line], ends[is_within_line]
+    inverse_powers = _powers(INVERSE_MULTIPLIER, num_powers)
+    hashes = (prefix_sums[ends] - prefix_sums[starts]) * inverse_powers[starts]
+    return line_indices[starts], hashes
 
 
-class Sentences:
+class EvaluationSentences:
     """Finder of evaluation sentences of one language in training sentences.
 
     Args:
@@ -153,21 +156,24 @@ class Sentences:
         self.language = language
         self.num_sentences = num_sentences
         self.lines = normalize(texts, language)
-        self._numbers_of: dict[str, list[int]] = {}
-        for number, line in enumerate(self.lines):
+        self._sentences_by_line: dict[str, list[int]] = {}
+        for sentence_index, line in enumerate(self.lines):
             if line:
-                self._numbers_of.setdefault(line, []).append(number)
-        numbers, hashes = _ngram_hashes(self.lines)
-        if len(numbers):
-            numbers, hashes = np.unique(np.stack([numbers.astype(np.uint64), hashes]), axis=1)
-        numbers = numbers.astype(np.int64)
-        sizes = np.bincount(numbers, minlength=len(self.lines))
-        self.needed = -(-sizes * PERCENTAGE // 100)  # rounded up
-        is_long = sizes[numbers] >= FEWEST
+                self._sentences_by_line.setdefault(line, []).append(sentence_index)
+        sentence_indices, hashes = _hash_ngrams(self.lines)
+        if len(sentence_indices):
+            sentence_indices, hashes = np.unique(
+                np.stack([sentence_indices.astype(np.uint64), hashes]), axis=1
+            )
+        sentence_indices = sentence_indices.astype(np.int64)
+        ngram_counts = np.bincount(sentence_indices, minlength=len(self.lines))
+        self.min_shared_ngrams = -(-ngram_counts * NEAR_PERCENTAGE // 100)  # rounded up
+        is_long = ngram_counts[sentence_indices] >= MIN_NGRAMS
         order = np.argsort(hashes[is_long], kind="stable")
-        self._hashes, self._numbers = hashes[is_long][order], numbers[is_long][order]
-        self._table = np.zeros(1 << TABLE_BITS, bool)
-        self._table[self._hashes >> np.uint64(64 - TABLE_BITS)] = True
+        self._ngram_hashes = hashes[is_long][order]
+        self._ngram_sentences = sentence_indices[is_long][order]
+        self._has_hash_prefix = np.zeros(1 << HASH_PREFIX_BITS, bool)
+        self._has_hash_prefix[self._ngram_hashes >> np.uint64(64 - HASH_PREFIX_BITS)] = True
 
     def find(self, texts: Sequence[str]) -> list[tuple[int, int, int]]:
         """Find the evaluation sentences in training sentences.
@@ -180,35 +186,40 @@ class Sentences:
             and kind, `EXACT` or `NEAR`.
         """
         lines = normalize(texts, self.language)
-        found = {
-            (index, number % self.num_sentences): EXACT
-            for index, line in enumerate(lines)
-            if line in self._numbers_of
-            for number in self._numbers_of[line]
+        hit_kinds = {
+            (line_index, sentence % self.num_sentences): EXACT
+            for line_index, line in enumerate(lines)
+            if line in self._sentences_by_line
+            for sentence in self._sentences_by_line[line]
         }
-        for index, number in self._candidates(lines):
+        for line_index, sentence in self._find_candidates(lines):
             # count the shared n-grams themselves, because different n-grams can have equal hashes
-            num_shared = len(ngrams(lines[index]) & ngrams(self.lines[number]))
-            if num_shared >= self.needed[number]:
-                found.setdefault((index, number % self.num_sentences), NEAR)
-        return [(*key, kind) for key, kind in sorted(found.items())]
+            num_shared = len(ngrams(lines[line_index]) & ngrams(self.lines[sentence]))
+            if num_shared >= self.min_shared_ngrams[sentence]:
+                hit_kinds.setdefault((line_index, sentence % self.num_sentences), NEAR)
+        return [(*line_and_sentence, kind) for line_and_sentence, kind in sorted(hit_kinds.items())]
 
-    def _candidates(self, lines: Sequence[str]) -> list[list[int]]:
+    def _find_candidates(self, lines: Sequence[str]) -> list[list[int]]:
         """Return pairs of a line index and a sentence index that share enough n-gram hashes."""
-        line_numbers, hashes = _ngram_hashes(lines)
-        is_known = self._table[hashes >> np.uint64(64 - TABLE_BITS)]
-        line_numbers, hashes = line_numbers[is_known], hashes[is_known]
-        first = np.searchsorted(self._hashes, hashes, side="left")
-        counts = np.searchsorted(self._hashes, hashes, side="right") - first
+        line_indices, hashes = _hash_ngrams(lines)
+        is_possible = self._has_hash_prefix[hashes >> np.uint64(64 - HASH_PREFIX_BITS)]
+        line_indices, hashes = line_indices[is_possible], hashes[is_possible]
+        first_entries = np.searchsorted(self._ngram_hashes, hashes, side="left")
+        entry_counts = np.searchsorted(self._ngram_hashes, hashes, side="right") - first_entries
         # indices of all entries that have the first hash, then of all that have the second, and so
         # on: each entry is one evaluation sentence with this n-gram
-        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        numbers = self._numbers[np.repeat(first, counts) + offsets]
-        pairs = np.repeat(line_numbers, counts).astype(np.int64) * len(self.lines) + numbers
-        pairs, num_shared = np.unique(pairs, return_counts=True)
-        indices, numbers = np.divmod(pairs, len(self.lines) or 1)
-        is_enough = num_shared >= self.needed[numbers]
-        return np.stack([indices, numbers])[:, is_enough].T.tolist()
+        offsets = np.arange(entry_counts.sum()) - np.repeat(
+            np.cumsum(entry_counts) - entry_counts, entry_counts
+        )
+        sentence_indices = self._ngram_sentences[np.repeat(first_entries, entry_counts) + offsets]
+        pair_codes = (
+            np.repeat(line_indices, entry_counts).astype(np.int64) * len(self.lines)
+            + sentence_indices
+        )
+        pair_codes, num_shared = np.unique(pair_codes, return_counts=True)
+        line_indices, sentence_indices = np.divmod(pair_codes, len(self.lines) or 1)
+        is_enough = num_shared >= self.min_shared_ngrams[sentence_indices]
+        return np.stack([line_indices, sentence_indices])[:, is_enough].T.tolist()
 
 
 class LeakFinder:
@@ -226,28 +237,30 @@ class LeakFinder:
         self.languages = tuple(languages)
 
     @cached_property
-    def _sides(self) -> list[Sentences]:
+    def _sides(self) -> list[EvaluationSentences]:
         # made at the first search, because results from the cache of `find_leaks` do not need them
         sides = zip(self.texts, self.languages, strict=True)
-        return [Sentences(texts, language, len(self.texts[0])) for texts, language in sides]
+        return [
+            EvaluationSentences(texts, language, len(self.texts[0])) for texts, language in sides
+        ]
 
-    def find(self, sides: Sequence[Sequence[str]], first: int = 0) -> np.ndarray:
+    def find(self, sides: Sequence[Sequence[str]], first_pair: int = 0) -> np.ndarray:
         """Find the evaluation sentences in training pairs, sources in sources, targets in targets.
 
         Args:
             sides: Sources and targets of the training pairs.
-            first: Index of the first training pair, for the result.
+            first_pair: Index of the first training pair, for the result.
 
         Returns:
             Hits: index of the training pair, index in `SIDES`, index of the evaluation sentence and
             index in `KINDS`, [hits, 4].
         """
-        found = [
-            (first + index, side, number, kind)
+        hits = [
+            (first_pair + pair, side, sentence, kind)
             for side, (sentences, texts) in enumerate(zip(self._sides, sides, strict=True))
-            for index, number, kind in sentences.find(texts)
+            for pair, sentence, kind in sentences.find(texts)
         ]
-        return np.array(found, np.int32).reshape(-1, 4)
+        return np.array(hits, np.int32).reshape(-1, 4)
 
 
 def find_leaks(
@@ -268,27 +281,27 @@ def find_leaks(
     Raises:
         ValueError: If a row of the training text is not text; names the row.
     """
-    hits, start = [], 0
+    hits_by_corpus, corpus_start = [], 0
     for rows, text_sha256 in zip(corpora, hashes, strict=True):
         key = Hasher.hash([text_sha256, finder.texts, finder.languages])
 
         def write(path: Path, rows: datasets.Dataset = rows):
-            parts = [np.empty((0, 4), np.int32)]
-            first = 0
-            with tqdm(total=len(rows), desc="searching for leaks", unit=" pairs") as bar:
+            hit_chunks = [np.empty((0, 4), np.int32)]
+            first_pair = 0
+            with tqdm(total=len(rows), desc="searching for leaks", unit=" pairs") as progress_bar:
                 for table in rows.with_format("arrow").iter(batch_size=BLOCK_PAIRS):
-                    sides = texts_of(table, finder.languages, "train", first + 1, repair=True)
-                    parts.append(finder.find(sides, first))
-                    first += len(table)
-                    bar.update(len(table))
+                    sides = texts_of(table, finder.languages, "train", first_pair + 1, repair=True)
+                    hit_chunks.append(finder.find(sides, first_pair))
+                    first_pair += len(table)
+                    progress_bar.update(len(table))
             with path.open("wb") as file:
-                np.save(file, np.concatenate(parts))
+                np.save(file, np.concatenate(hit_chunks))
 
-        found = np.load(cached(f"{key}.npy", [__file__], write))
-        found[:, PAIR] += start
-        hits.append(found)
-        start += len(rows)
-    return np.concatenate(hits)
+        corpus_hits = np.load(ensure_cached_file(f"{key}.npy", [__file__], write))
+        corpus_hits[:, PAIR] += corpus_start
+        hits_by_corpus.append(corpus_hits)
+        corpus_start += len(rows)
+    return np.concatenate(hits_by_corpus)
 
 
 def count_leaks(hits: np.ndarray) -> dict[str, int]:
@@ -304,12 +317,12 @@ def count_leaks(hits: np.ndarray) -> dict[str, int]:
     """
     counts = {}
     for side, name in enumerate(SIDES):
-        of_side = hits[hits[:, SIDE] == side]
-        exact, near = (
-            np.unique(of_side[of_side[:, KIND] == kind, SENTENCE]) for kind in (EXACT, NEAR)
+        side_hits = hits[hits[:, SIDE] == side]
+        exact_sentences, near_sentences = (
+            np.unique(side_hits[side_hits[:, KIND] == kind, SENTENCE]) for kind in (EXACT, NEAR)
         )
-        counts[f"{name}_exact"] = len(exact)
-        counts[f"{name}_near"] = len(np.setdiff1d(near, exact))
+        counts[f"{name}_exact"] = len(exact_sentences)
+        counts[f"{name}_near"] = len(np.setdiff1d(near_sentences, exact_sentences))
     return {**counts, "pairs": len(np.unique(hits[:, PAIR]))}
 
 

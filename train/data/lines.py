@@ -27,49 +27,51 @@ def column_reader(path: str | None, column: str) -> Callable[[str, str], str]:
     """
     is_json = any(suffix in (".jsonl", ".json") for suffix in Path(path or "").suffixes)
     if is_json or (path is None and not column.isdecimal()):
-        return lambda line, place: _field(line, place, column)
+        return lambda line, line_name: _extract_field(line, line_name, column)
     if not column.isdecimal() or int(column) < 1:
         raise ValueError(
             f"column must be a number from 1 for a file with tabs, got {column!r}. For JSON lines, "
             "the name of the file ends in .jsonl."
         )
-    return lambda line, place: _cell(line, place, int(column))
+    return lambda line, line_name: _extract_cell(line, line_name, int(column))
 
 
-def _cell(line: str, place: str, number: int) -> str:
+def _extract_cell(line: str, line_name: str, column_number: int) -> str:
     cells = line.split("\t")
-    if len(cells) < number:
-        found = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
-        raise ValueError(f"{place} must have a column {number}, got {found}.")
-    return cells[number - 1]
+    if len(cells) < column_number:
+        found_columns = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
+        raise ValueError(f"{line_name} must have a column {column_number}, got {found_columns}.")
+    return cells[column_number - 1]
 
 
-def _field(line: str, place: str, column: str) -> str:
+def _extract_field(line: str, line_name: str, column: str) -> str:
     try:
         value: Any = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{place} must be a JSON object: {error}.") from error
+        raise ValueError(f"{line_name} must be a JSON object: {error}.") from error
     for name in column.split("."):
         if not isinstance(value, dict) or name not in value:
-            found = f"the fields {', '.join(value)}" if isinstance(value, dict) else "no object"
-            raise ValueError(f"{place} must have the field {column!r}, got {found}.")
+            found_fields = (
+                f"the fields {', '.join(value)}" if isinstance(value, dict) else "no object"
+            )
+            raise ValueError(f"{line_name} must have the field {column!r}, got {found_fields}.")
         value = value[name]
     if not isinstance(value, str):
         raise ValueError(
-            f"the field {column!r} of {place} must be text, got {type(value).__name__}."
+            f"the field {column!r} of {line_name} must be text, got {type(value).__name__}."
         )
     return value
 
 
 def read_column(
-    groups: Iterable[list[str]], name: str, take: Callable[[str, str], str]
+    groups: Iterable[list[str]], name: str, extract_column: Callable[[str, str], str]
 ) -> Iterator[list[str]]:
     """Extract the column of each line.
 
     Args:
         groups: Lists of lines.
         name: Name of the file, for an error.
-        take: Function from `column_reader`.
+        extract_column: Function from `column_reader`.
 
     Yields:
         List of texts for each list of lines, with a space instead of each line break in a text. If
@@ -78,13 +80,15 @@ def read_column(
     Raises:
         ValueError: If a line has no such column; names the line.
     """
-    number = 0
+    line_number = 0
     for group in groups:
         texts: list[str] = []
         for line in group:
-            number += 1
+            line_number += 1
             try:
-                texts.append(" ".join(take(line, f"{name} line {number}").splitlines()))
+                texts.append(
+                    " ".join(extract_column(line, f"{name} line {line_number}").splitlines())
+                )
             except ValueError:
                 if texts:
                     yield texts
@@ -111,15 +115,15 @@ def read_subtitles(file: IO[bytes], name: str) -> list[Any]:
 
     text = "\n".join(read_lines(lines_of(file), name))
     try:
-        found = list(srt.parse(text))
+        subtitles = list(srt.parse(text))
     except (srt.SRTParseError, ValueError) as error:
         raise ValueError(f"{name} must hold subtitles, got something else: {error}") from error
-    if not found:
+    if not subtitles:
         raise ValueError(f"{name} must hold subtitles, got none.")
-    return found
+    return subtitles
 
 
-def with_translation(subtitle: Any, translation: str) -> str:
+def format_translated_subtitle(subtitle: Any, translation: str) -> str:
     """Format a subtitle with its translation, in as many lines as before if it has enough words.
 
     Args:
@@ -129,15 +133,15 @@ def with_translation(subtitle: Any, translation: str) -> str:
     Returns:
         Number, times and translated text, in the SubRip format.
     """
-    count = len(subtitle.content.splitlines()) or 1
+    num_lines = len(subtitle.content.splitlines()) or 1
     words = translation.split()
-    size = len(" ".join(words)) / count
+    line_length = len(" ".join(words)) / num_lines
     lines: list[str] = [""]
     for word in words:
         # lines get about equal lengths: begin a new line if the middle of the word would lie beyond
         # the even share of the lines so far
-        middle = sum(map(len, lines)) + len(lines) - 1 + len(word) / 2
-        if lines[-1] and len(lines) < count and middle > size * len(lines):
+        word_middle = sum(map(len, lines)) + len(lines) - 1 + len(word) / 2
+        if lines[-1] and len(lines) < num_lines and word_middle > line_length * len(lines):
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     subtitle.content = "\n".join(lines)

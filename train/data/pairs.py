@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import datasets
 import numpy as np
@@ -24,45 +25,45 @@ from transformers import PreTrainedTokenizerBase
 from ...tokenization import bpe_dropout
 from ...tokenization.bpe_dropout import BpeDropout
 from ...tokenization.learning import tokenizer_hash
-from .cache import cached
+from .cache import ensure_cached_file
 from .corpus import text_hash, texts_of
 
 logger = logging.getLogger(__name__)
 
 # source files that determine the cached token ids and verdicts, and are part of the cache key
-CODE = (__file__, bpe_dropout.__file__)
+CODE_FILES = (__file__, bpe_dropout.__file__)
 
 # verdicts on a pair: it is kept, or it is dropped for the first of these reasons that applies
 VERDICTS = ("kept", "wrong_encoding", "empty", "leak", "too_long", "length_ratio", "duplicate")
 KEPT, WRONG_ENCODING, EMPTY, LEAK, TOO_LONG, LENGTH_RATIO, DUPLICATE = range(len(VERDICTS))
 # `GARBLED` finds mojibake: UTF-8 text that was decoded as Windows-1252, so that each byte of a
-# character became a character of its own. `_SECOND` are the characters of the continuation bytes,
-# 0x80 to 0xBF, without the bytes that Windows-1252 leaves undefined
-_SECOND = bytes(byte for byte in range(0x80, 0xC0) if byte not in b"\x81\x8d\x8f\x90\x9d").decode(
-    "cp1252"
-)
-# those characters of `_SECOND` that correct text can contain after a word in capital letters, such
-# as the closing quotation mark in «ALEMÃ»
-_MARKS = "\u2026\u2019\u201c\u201d\u2013\u2014"
+# character became a character of its own. `_CONTINUATIONS` are the characters of the continuation
+# bytes, 0x80 to 0xBF, without the bytes that Windows-1252 leaves undefined
+_CONTINUATIONS = bytes(
+    byte for byte in range(0x80, 0xC0) if byte not in b"\x81\x8d\x8f\x90\x9d"
+).decode("cp1252")
+# those characters of `_CONTINUATIONS` that correct text can contain after a word in capital
+# letters, such as the closing quotation mark in «ALEMÃ»
+_PUNCTUATION = "\u2026\u2019\u201c\u201d\u2013\u2014"
 _SYMBOLS = "\xa0\xad«»°§®·\u00b4²³™\u2039\u203a"
-_CAPITALS, _SMALL = (
-    "".join(filter(is_of_kind, map(chr, [*range(0x250), *range(0x1E00, 0x1F00)])))
-    for is_of_kind in (str.isupper, str.islower)
+_CAPITAL_LETTERS, _SMALL_LETTERS = (
+    "".join(filter(has_case, map(chr, [*range(0x250), *range(0x1E00, 0x1F00)])))
+    for has_case in (str.isupper, str.islower)
 )
 # all patterns begin with this set of characters, so a search skips quickly to the next one of them;
 # each alternative then checks by a lookbehind which of these characters it was
 GARBLED = re.compile(
     "[\ufffd\x80-\x9f\0ÂÃÅâ](?:{})".format(
         "|".join(
-            part.format(
-                clear=re.escape("".join(sorted({*_SECOND} - {*_MARKS, *_SYMBOLS}))),
-                second=re.escape(_SECOND),
-                marks=_MARKS,
+            pattern.format(
+                clear=re.escape("".join(sorted({*_CONTINUATIONS} - {*_PUNCTUATION, *_SYMBOLS}))),
+                second=re.escape(_CONTINUATIONS),
+                marks=_PUNCTUATION,
                 symbols=_SYMBOLS,
-                capitals=_CAPITALS,
-                small=_SMALL,
+                capitals=_CAPITAL_LETTERS,
+                small=_SMALL_LETTERS,
             )
-            for part in (
+            for pattern in (
                 # a replacement character, a C1 control character, or a NUL byte of UTF-16 text
                 "(?<=[\ufffd\x80-\x9f\0])",
                 "(?<=[ÂÃ])[{clear}]",
@@ -83,11 +84,11 @@ GARBLED = re.compile(
     )
 )
 
-_LIST = datasets.List(datasets.Value("int32"))
+_TOKEN_IDS = datasets.List(datasets.Value("int32"))
 FEATURES = datasets.Features(
     {
-        "input_ids": _LIST,
-        "labels": _LIST,
+        "input_ids": _TOKEN_IDS,
+        "labels": _TOKEN_IDS,
         "source_length": datasets.Value("int32"),
         "target_length": datasets.Value("int32"),
         "verdict": datasets.Value("int32"),
@@ -95,8 +96,10 @@ FEATURES = datasets.Features(
         "hash_low": datasets.Value("int64"),
     }
 )
+# rows of the array of `filter_pairs`
+SOURCE_LENGTHS, TARGET_LENGTHS, PAIR_VERDICTS = range(3)
 # number of pairs that are processed at once, which limits memory and does not change the result
-CHUNK = 1_000_000
+PAIRS_PER_CHUNK = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -149,11 +152,11 @@ def encode_pairs(
     # use our hash of a tokenizer, because the hash of `datasets` differs between a tokenizer that
     # was just learned and the same tokenizer after loading
     text_sha256 = text_sha256 or text_hash(rows, languages, split)
-    content = [text_sha256, tokenizer_hash(tokenizer), split == "train"]
+    key_parts = [text_sha256, tokenizer_hash(tokenizer), split == "train"]
     if spelling is not None:
-        content += dataclasses.astuple(spelling)
-    key = Hasher.hash([*content, str(FEATURES), "encode_pairs"])
-    settings = {
+        key_parts += dataclasses.astuple(spelling)
+    key = Hasher.hash([*key_parts, str(FEATURES), "encode_pairs"])
+    encode_arguments = {
         "split": split,
         "tokenizer": tokenizer,
         "languages": languages,
@@ -171,7 +174,7 @@ def encode_pairs(
                 with_indices=True,
                 remove_columns=rows.column_names,
                 features=FEATURES,
-                fn_kwargs=settings,
+                fn_kwargs=encode_arguments,
                 new_fingerprint=key,
                 cache_file_name=str(path),
                 desc=f"tokenizing {split}",
@@ -179,7 +182,7 @@ def encode_pairs(
             .with_format(None)
         )
 
-    return encode(cached(f"{key}.arrow", CODE, encode))
+    return encode(ensure_cached_file(f"{key}.arrow", CODE_FILES, encode))
 
 
 def encode_table(
@@ -210,29 +213,32 @@ def encode_table(
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    sentences = [[text.ids for text in backend.encode_batch_fast(side)] for side in sides]
+    side_ids = [[encoding.ids for encoding in backend.encode_batch_fast(side)] for side in sides]
     if spelling is not None:
-        generators = [
+        random_generators = [
             random.Random(f"{spelling.seed} {spelling.number} {index}") for index in indices
         ]
-        for number, (side, dropout) in enumerate(zip(sides, spelling.dropout, strict=True)):
+        for side_index, (side, dropout) in enumerate(zip(sides, spelling.dropout, strict=True)):
             if dropout:
                 segment = BpeDropout(tokenizer, dropout)
-                sentences[number] = list(map(segment, backend.encode_batch(side), generators))
-    source, target = sentences
-    verdicts, hashes = [], []
+                side_ids[side_index] = list(
+                    map(segment, backend.encode_batch(side), random_generators)
+                )
+    source_ids, target_ids = side_ids
+    verdicts, pair_hashes = [], []
     for pair in zip(*sides, strict=True):
         is_garbled = any(GARBLED.search(text) for text in pair)
         is_empty = not all(text.strip() for text in pair)
-        verdicts.append(WRONG_ENCODING if is_garbled else EMPTY if is_empty else KEPT)
-        content = "\n".join((str(len(pair[0])), *pair)).encode()
-        hashes.append(hashlib.blake2b(content, digest_size=16).digest())
-    hash_columns = np.frombuffer(b"".join(hashes), "<i8").reshape(-1, 2)
+        verdict = EMPTY if is_empty else KEPT
+        verdicts.append(WRONG_ENCODING if is_garbled else verdict)
+        pair_bytes = "\n".join((str(len(pair[0])), *pair)).encode()
+        pair_hashes.append(hashlib.blake2b(pair_bytes, digest_size=16).digest())
+    hash_columns = np.frombuffer(b"".join(pair_hashes), "<i8").reshape(-1, 2)
     columns = [
-        pa.array(source, pa.list_(pa.int32())),
-        pa.array(target, pa.list_(pa.int32())),
-        pa.array([len(ids) for ids in source], pa.int32()),
-        pa.array([len(ids) for ids in target], pa.int32()),
+        pa.array(source_ids, pa.list_(pa.int32())),
+        pa.array(target_ids, pa.list_(pa.int32())),
+        pa.array([len(ids) for ids in source_ids], pa.int32()),
+        pa.array([len(ids) for ids in target_ids], pa.int32()),
         pa.array(verdicts, pa.int32()),
         *(pa.array(column) for column in hash_columns.T),
     ]
@@ -257,7 +263,7 @@ def filter_pairs(
     max_length: int,
     max_length_ratio: float | None = None,
     drop_duplicates: bool = False,
-    leaks: np.ndarray | None = None,
+    leaking_pairs: np.ndarray | None = None,
 ) -> np.ndarray:
     """Decide for each pair whether it is used.
 
@@ -268,62 +274,72 @@ def filter_pairs(
             end tokens.
         drop_duplicates: Keep only the first of several pairs with the same text. The search needs
             40 bytes of memory for each pair, and searches a few million pairs at a time.
-        leaks: Indices of the pairs to drop because they contain a sentence of an evaluation split.
+        leaking_pairs: Indices of the pairs to drop because they contain a sentence of an evaluation
+            split.
 
     Returns:
         Source length, target length and index in `VERDICTS` of each pair, [3, pairs].
     """
-    filtered = np.empty((3, len(rows)), np.int32)
+    lengths_and_verdicts = np.empty((3, len(rows)), np.int32)
     is_leak = np.zeros(len(rows), bool)
-    if leaks is not None:
-        is_leak[leaks] = True
+    if leaking_pairs is not None:
+        is_leak[leaking_pairs] = True
     columns = rows.select_columns(["source_length", "target_length", "verdict"])
-    for first in range(0, len(rows), CHUNK):
-        part = columns.with_format("numpy")[first : first + CHUNK]
-        source, target, verdict = (part[name] for name in columns.column_names)
-        shorter, longer = np.minimum(source, target), np.maximum(source, target)
+    for first in range(0, len(rows), PAIRS_PER_CHUNK):
+        chunk_columns = columns.with_format("numpy")[first : first + PAIRS_PER_CHUNK]
+        source_lengths, target_lengths, verdicts = (
+            chunk_columns[name] for name in columns.column_names
+        )
+        shorter_lengths = np.minimum(source_lengths, target_lengths)
+        longer_lengths = np.maximum(source_lengths, target_lengths)
         # a sentence of one token is empty: the token is the end token
-        verdict[(verdict == KEPT) & (shorter <= 1)] = EMPTY
-        verdict[(verdict == KEPT) & is_leak[first : first + CHUNK]] = LEAK
-        verdict[(verdict == KEPT) & (longer > max_length)] = TOO_LONG
+        verdicts[(verdicts == KEPT) & (shorter_lengths <= 1)] = EMPTY
+        verdicts[(verdicts == KEPT) & is_leak[first : first + PAIRS_PER_CHUNK]] = LEAK
+        verdicts[(verdicts == KEPT) & (longer_lengths > max_length)] = TOO_LONG
         if max_length_ratio is not None:
-            is_skewed = longer - 1 > max_length_ratio * (shorter - 1)
-            verdict[(verdict == KEPT) & is_skewed] = LENGTH_RATIO
-        filtered[:, first : first + CHUNK] = source, target, verdict
+            is_skewed = longer_lengths - 1 > max_length_ratio * (shorter_lengths - 1)
+            verdicts[(verdicts == KEPT) & is_skewed] = LENGTH_RATIO
+        lengths_and_verdicts[:, first : first + PAIRS_PER_CHUNK] = (
+            source_lengths,
+            target_lengths,
+            verdicts,
+        )
     if drop_duplicates:
-        for numbers in _duplicates(rows, filtered[2] == KEPT):
-            filtered[2, numbers] = DUPLICATE
-    return filtered
+        for repeated_pairs in _find_duplicates(rows, lengths_and_verdicts[PAIR_VERDICTS] == KEPT):
+            lengths_and_verdicts[PAIR_VERDICTS, repeated_pairs] = DUPLICATE
+    return lengths_and_verdicts
 
 
-def _duplicates(rows: datasets.Dataset, is_kept: np.ndarray) -> Iterator[np.ndarray]:
+def _find_duplicates(rows: datasets.Dataset, is_kept: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the indices of the pairs that repeat an earlier pair.
 
     To limit memory, the hashes are divided into parts by their lowest bits, and the parts are
     searched one after another. Equal pairs have equal hashes, so they are in the same part.
     """
     columns = rows.select_columns(["hash_high", "hash_low"]).with_format("numpy")
-    bits = max(0, math.ceil(math.log2(max(len(rows), 1) / (4 * CHUNK))))
-    for part in range(2**bits):
-        found = []
-        for first in range(0, len(rows), CHUNK):
-            hashes = columns[first : first + CHUNK]
-            is_of_part = is_kept[first : first + CHUNK].copy()
-            is_of_part &= hashes["hash_high"] % 2**bits == part
-            found.append(
+    num_part_bits = max(0, math.ceil(math.log2(max(len(rows), 1) / (4 * PAIRS_PER_CHUNK))))
+    for part in range(2**num_part_bits):
+        part_chunks = []
+        for first in range(0, len(rows), PAIRS_PER_CHUNK):
+            hashes = columns[first : first + PAIRS_PER_CHUNK]
+            is_of_part = is_kept[first : first + PAIRS_PER_CHUNK].copy()
+            is_of_part &= hashes["hash_high"] % 2**num_part_bits == part
+            part_chunks.append(
                 (
                     first + np.flatnonzero(is_of_part),
                     *(hashes[name][is_of_part] for name in columns.column_names),
                 )
             )
-        numbers, high, low = (np.concatenate(column) for column in zip(*found, strict=True))
+        pair_indices, high_hashes, low_hashes = (
+            np.concatenate(column) for column in zip(*part_chunks, strict=True)
+        )
         # the sort is stable, so the first of several equal pairs stays first and is kept
-        order = np.lexsort((low, high))
-        is_repeat = (np.diff(high[order]) == 0) & (np.diff(low[order]) == 0)
-        yield numbers[order[1:][is_repeat]]
+        order = np.lexsort((low_hashes, high_hashes))
+        is_repeat = (np.diff(high_hashes[order]) == 0) & (np.diff(low_hashes[order]) == 0)
+        yield pair_indices[order[1:][is_repeat]]
 
 
-def counts_of(verdicts: np.ndarray) -> dict[str, int]:
+def count_verdicts(verdicts: np.ndarray) -> dict[str, int]:
     """Count the pairs by verdict.
 
     Args:
@@ -332,15 +348,15 @@ def counts_of(verdicts: np.ndarray) -> dict[str, int]:
     Returns:
         Number of pairs for each of `VERDICTS`, zeros included.
     """
-    numbers = np.bincount(verdicts, minlength=len(VERDICTS)).tolist()
-    return dict(zip(VERDICTS, numbers, strict=True))
+    counts = np.bincount(verdicts, minlength=len(VERDICTS)).tolist()
+    return dict(zip(VERDICTS, counts, strict=True))
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
     """Format counts as text.
 
     Args:
-        counts: Counts from `counts_of`.
+        counts: Counts from `count_verdicts`.
 
     Returns:
         Names and counts in one line.
@@ -352,7 +368,7 @@ def refuse_unusable(counts: Mapping[str, int], corpus: str) -> None:
     """Raise an error if no pair of a corpus is kept, or most pairs have a wrong encoding.
 
     Args:
-        counts: Counts from `counts_of`.
+        counts: Counts from `count_verdicts`.
         corpus: Name of the corpus, for an error.
 
     Raises:
@@ -379,13 +395,13 @@ def drop_untrainable(
         max_length: Maximum number of tokens of either side, end token included.
 
     Returns:
-        Rows to train on, and the counts from `counts_of`.
+        Rows to train on, and the counts from `count_verdicts`.
 
     Raises:
         ValueError: If no pair is kept, or more than half of the pairs have a wrong encoding.
     """
-    verdicts = filter_pairs(rows, max_length)[2]
-    counts = counts_of(verdicts)
+    verdicts = filter_pairs(rows, max_length)[PAIR_VERDICTS]
+    counts = count_verdicts(verdicts)
     logger.info("%s: %s", split, format_counts(counts))
     refuse_unusable(counts, split)
     if counts["kept"] == len(rows):
@@ -393,38 +409,45 @@ def drop_untrainable(
     return rows.select(np.flatnonzero(verdicts == KEPT)), counts
 
 
+class _ChunkOfIds(NamedTuple):
+    """Token ids of many sentences, one after another, and the offset at which each one begins."""
+
+    offsets: np.ndarray
+    ids: np.ndarray
+
+
 class Pairs:
     """Tokenized pairs, on disk or in memory, that are read by index.
 
     Args:
         rows: Rows from `encode_pairs`.
-        filtered: Result of `filter_pairs`. The array is not copied, so that all processes on a
-            machine share the memory of a memory-mapped file.
+        lengths_and_verdicts: Result of `filter_pairs`. The array is not copied, so that all
+            processes on a machine share the memory of a memory-mapped file.
     """
 
-    def __init__(self, rows: datasets.Dataset, filtered: np.ndarray):
+    def __init__(self, rows: datasets.Dataset, lengths_and_verdicts: np.ndarray):
         self.rows = rows
-        self.filtered = filtered
+        self.lengths_and_verdicts = lengths_and_verdicts
 
     def __reduce__(self):
-        return Pairs, (self.rows, self.filtered)
+        return Pairs, (self.rows, self.lengths_and_verdicts)
 
     @property
     def source_lengths(self) -> np.ndarray:
         """Number of tokens of each source, [pairs]."""
-        return self.filtered[0]
+        return self.lengths_and_verdicts[SOURCE_LENGTHS]
 
     @property
     def target_lengths(self) -> np.ndarray:
         """Number of tokens of each target, [pairs]."""
-        return self.filtered[1]
+        return self.lengths_and_verdicts[TARGET_LENGTHS]
 
     @property
     def verdicts(self) -> np.ndarray:
         """Index in `VERDICTS` of each pair, [pairs]."""
-        return self.filtered[2]
+        return self.lengths_and_verdicts[PAIR_VERDICTS]
 
-    def kept(self, first: int = 0, last: int | None = None) -> np.ndarray:
+    def kept_indices(self, first: int = 0, last: int | None = None) -> np.ndarray:
         """Return the indices of the pairs that are kept.
 
         Args:
@@ -435,87 +458,95 @@ class Pairs:
             Indices of the kept pairs, in order.
         """
         verdicts = self.verdicts[first:last]
-        parts = [
-            (first + start + np.flatnonzero(verdicts[start : start + CHUNK] == KEPT)).astype(
-                np.int32
-            )
-            for start in range(0, len(verdicts), CHUNK)
+        index_chunks = [
+            (
+                first + start + np.flatnonzero(verdicts[start : start + PAIRS_PER_CHUNK] == KEPT)
+            ).astype(np.int32)
+            for start in range(0, len(verdicts), PAIRS_PER_CHUNK)
         ]
-        return np.concatenate([np.empty(0, np.int32), *parts])
+        return np.concatenate([np.empty(0, np.int32), *index_chunks])
 
-    def __getitem__(self, numbers: np.ndarray) -> dict[str, list[np.ndarray]]:
+    def __getitem__(self, pair_indices: np.ndarray) -> dict[str, list[np.ndarray]]:
         """Return the token ids of some pairs.
 
         Args:
-            numbers: Indices of the pairs.
+            pair_indices: Indices of the pairs.
 
         Returns:
             Columns "input_ids" and "labels", each with one array of token ids for each pair.
         """
-        starts, columns = self._columns
-        chunk_numbers = np.searchsorted(starts, numbers, side="right") - 1
-        inside = (numbers - starts[chunk_numbers]).tolist()
+        chunk_starts, chunked_columns = self._chunked_columns
+        chunk_indices = np.searchsorted(chunk_starts, pair_indices, side="right") - 1
+        indices_in_chunk = (pair_indices - chunk_starts[chunk_indices]).tolist()
         return {
             name: [
-                chunks[chunk][1][slice(*chunks[chunk][0][index : index + 2])]
-                for chunk, index in zip(chunk_numbers.tolist(), inside, strict=True)
+                chunks[chunk].ids[slice(*chunks[chunk].offsets[index : index + 2])]
+                for chunk, index in zip(chunk_indices.tolist(), indices_in_chunk, strict=True)
             ]
-            for name, chunks in columns.items()
+            for name, chunks in chunked_columns.items()
         }
 
     @cached_property
-    def _columns(self) -> tuple[np.ndarray, dict[str, list[tuple[np.ndarray, np.ndarray]]]]:
+    def _chunked_columns(self) -> tuple[np.ndarray, dict[str, list[_ChunkOfIds]]]:
         """First pair index of each Arrow chunk; views of the offsets and ids of the chunks."""
         columns = {name: self.rows.data.column(name).chunks for name in ("input_ids", "labels")}
         sizes = [len(chunk) for chunk in columns["input_ids"]]
         return np.cumsum([0, *sizes[:-1]]), {
-            name: [(chunk.offsets.to_numpy(), chunk.values.to_numpy()) for chunk in chunks]
+            name: [
+                _ChunkOfIds(chunk.offsets.to_numpy(), chunk.values.to_numpy()) for chunk in chunks
+            ]
             for name, chunks in columns.items()
         }
 
 
 def prepare_pairs(
-    parts: Sequence[datasets.Dataset],
+    corpora: Sequence[datasets.Dataset],
     max_length: int,
     max_length_ratio: float | None = None,
     drop_duplicates: bool = False,
-    spelled: Sequence[datasets.Dataset] = (),
-    leaks: np.ndarray | None = None,
+    spelled_corpora: Sequence[datasets.Dataset] = (),
+    leaking_pairs: np.ndarray | None = None,
 ) -> Pairs:
     """Concatenate corpora and filter their pairs. The verdicts are cached by content.
 
     Args:
-        parts: Corpora in the normal segmentation, from `encode_pairs`.
+        corpora: Corpora in the normal segmentation, from `encode_pairs`.
         max_length: Argument of `filter_pairs`.
         max_length_ratio: Argument of `filter_pairs`.
         drop_duplicates: Argument of `filter_pairs`, applied across the corpora.
-        spelled: The same corpora with BPE-dropout, from `encode_pairs`: all corpora in the first
-            spelling, then all corpora in the second, and so on.
-        leaks: Argument of `filter_pairs`; a pair is counted over all corpora.
+        spelled_corpora: The same corpora with BPE-dropout, from `encode_pairs`: all corpora in the
+            first spelling, then all corpora in the second, and so on.
+        leaking_pairs: Argument of `filter_pairs`; a pair is counted over all corpora.
 
     Returns:
-        Pairs of all corpora: those of `spelled` if it is given, otherwise those of `parts`. The
-        verdicts include the dropped pairs. A kept pair is short enough in every spelling.
+        Pairs of all corpora: those of `spelled_corpora` if it is given, otherwise those of
+        `corpora`. The verdicts include the dropped pairs. A kept pair is short enough in every
+        spelling.
     """
-    rows = datasets.concatenate_datasets(list(parts))
-    rules = (max_length, max_length_ratio, drop_duplicates)
-    fingerprints = [[part._fingerprint for part in some] for some in (parts, spelled)]
-    key = Hasher.hash([*fingerprints, rules, leaks, "filter_pairs"])
+    rows = datasets.concatenate_datasets(list(corpora))
+    filter_settings = (max_length, max_length_ratio, drop_duplicates)
+    fingerprints = [
+        [corpus._fingerprint for corpus in group] for group in (corpora, spelled_corpora)
+    ]
+    key = Hasher.hash([*fingerprints, filter_settings, leaking_pairs, "filter_pairs"])
 
     def write(path: Path):
-        filtered = filter_pairs(rows, *rules, leaks)
-        if spelled:
-            sides = zip(*map(pair_lengths, spelled), strict=True)
-            sizes = np.stack([np.concatenate(side) for side in sides])  # [2, spellings * pairs]
-            longest = sizes.max(axis=0).reshape(-1, len(rows)).max(axis=0)
+        lengths_and_verdicts = filter_pairs(rows, *filter_settings, leaking_pairs)
+        if spelled_corpora:
+            corpus_lengths = zip(*map(pair_lengths, spelled_corpora), strict=True)
+            # [2, spellings * pairs]
+            lengths = np.stack([np.concatenate(side_lengths) for side_lengths in corpus_lengths])
+            longest_lengths = lengths.max(axis=0).reshape(-1, len(rows)).max(axis=0)
             # drop a pair in all spellings if it is too long in one of them, so that every epoch has
             # the same pairs
-            filtered[2, (filtered[2] == KEPT) & (longest > max_length)] = TOO_LONG
-            filtered = np.concatenate([sizes, [np.tile(filtered[2], len(spelled) // len(parts))]])
+            verdicts = lengths_and_verdicts[PAIR_VERDICTS]
+            verdicts[(verdicts == KEPT) & (longest_lengths > max_length)] = TOO_LONG
+            num_spellings = len(spelled_corpora) // len(corpora)
+            lengths_and_verdicts = np.concatenate([lengths, [np.tile(verdicts, num_spellings)]])
         with path.open("wb") as file:
-            np.save(file, filtered)
+            np.save(file, lengths_and_verdicts)
 
-    path = cached(f"{key}.npy", CODE, write)
-    if spelled:
-        rows = datasets.concatenate_datasets(list(spelled))
+    path = ensure_cached_file(f"{key}.npy", CODE_FILES, write)
+    if spelled_corpora:
+        rows = datasets.concatenate_datasets(list(spelled_corpora))
     return Pairs(rows, np.load(path, mmap_mode="r"))

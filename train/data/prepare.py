@@ -12,15 +12,15 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..config import TrainConfig
-from .batches import Collator, TrainingSteps, shares_of
+from .batches import Collator, TrainingSteps, compute_shares
 from .corpus import dataset_commit, load_translations, text_hash, texts_of, validation_hint
-from .held_out import hold_out, without
+from .held_out import drop_overlapping_pairs, hold_out
 from .leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find_leaks
 from .pairs import (
     GARBLED,
     Pairs,
     Spelling,
-    counts_of,
+    count_verdicts,
     encode_pairs,
     filter_pairs,
     format_counts,
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 # as many as `learn_vocabulary` keeps by default
 VOCABULARY_PAIRS = 1_000_000
 # reason why the leaks of a streamed run are not counted
-STREAMED = "the training text is streamed"
+STREAMED_TEXT_REASON = "the training text is streamed"
 
 
 @dataclass
@@ -45,22 +45,23 @@ class Texts:
     Args:
         train: Training split of each corpus.
         names: Name of each corpus.
-        weights: Relative share of each corpus; None if an epoch contains every pair once.
+        corpus_weights: Relative share of each corpus; None if an epoch contains every pair once.
         validation: Validation split of the main corpus, if there is one.
         commits: Commit of each corpus on the Hub; None for a local corpus.
         languages: Source and target language.
-        left_out: Number of pairs of each corpus that were removed from its training split because
-            they are held-out pairs or share a sentence with one; empty without `validation_pairs`.
+        left_out_counts: Number of pairs of each corpus that were removed from its training split
+            because they are held-out pairs or share a sentence with one; empty without
+            `validation_pairs`.
         test: Test split of the main corpus, if there is one.
     """
 
     train: list[datasets.Dataset] | list[datasets.IterableDataset]
     names: list[str]
-    weights: list[float] | None
+    corpus_weights: list[float] | None
     validation: datasets.Dataset | None
     commits: list[str | None]
     languages: tuple[str, str]
-    left_out: list[int]
+    left_out_counts: list[int]
     test: datasets.Dataset | None = None
 
     @cached_property
@@ -69,7 +70,7 @@ class Texts:
         return [text_hash(rows, self.languages, "train") for rows in self.train]
 
     @cached_property
-    def held_out(self) -> dict[str, list[list[str]]]:
+    def evaluation_texts(self) -> dict[str, list[list[str]]]:
         """Sources and targets of the validation and test splits, by split, without absent ones."""
         splits = {"validation": self.validation, "test": self.test}
         return {
@@ -79,35 +80,41 @@ class Texts:
         }
 
     @cached_property
-    def leaks(self) -> np.ndarray:
+    def leak_hits(self) -> np.ndarray:
         """Hits of `leak_finder` in the training text, [hits, 4]; not available for streams."""
         return find_leaks(self.train, self.hashes, self.leak_finder)
 
     @property
     def leak_finder(self) -> LeakFinder:
-        """Finder of all sentences of `held_out`, which are numbered split after split."""
-        sides = [list(itertools.chain(*side)) for side in zip(*self.held_out.values(), strict=True)]
+        """Finder of all sentences of `evaluation_texts`, which are numbered split after split."""
+        sides = [
+            list(itertools.chain(*side))
+            for side in zip(*self.evaluation_texts.values(), strict=True)
+        ]
         sources, targets = sides or ([], [])
         return LeakFinder(sources, targets, self.languages)
 
-    def leaks_of(self, split: str) -> np.ndarray:
-        """Return the hits for the sentences of one split of `held_out`.
+    def leak_hits_of(self, split: str) -> np.ndarray:
+        """Return the hits for the sentences of one split of `evaluation_texts`.
 
         Args:
             split: Name of the split.
 
         Returns:
-            Rows of `leaks` with a sentence of this split, numbered within the split.
+            Rows of `leak_hits` with a sentence of this split, numbered within the split.
         """
-        first = 0
-        for name, (sources, _) in self.held_out.items():
-            if name == split:
+        first_sentence = 0
+        for other_split, (sources, _) in self.evaluation_texts.items():
+            if other_split == split:
                 break
-            first += len(sources)
-        numbers = self.leaks[:, SENTENCE]
-        found = self.leaks[(numbers >= first) & (numbers < first + len(sources))]
-        found[:, SENTENCE] -= first
-        return found
+            first_sentence += len(sources)
+        sentence_numbers = self.leak_hits[:, SENTENCE]
+        split_hits = self.leak_hits[
+            (sentence_numbers >= first_sentence)
+            & (sentence_numbers < first_sentence + len(sources))
+        ]
+        split_hits[:, SENTENCE] -= first_sentence
+        return split_hits
 
 
 @dataclass
@@ -118,8 +125,8 @@ class Data:
         texts: Text of the run.
         tokenizer: Tokenizer of the run.
         pairs: Training pairs, corpus after corpus; None if the corpora are streamed.
-        sizes: Number of pairs of each corpus, dropped pairs included; empty if the corpora are
-            streamed.
+        corpus_sizes: Number of pairs of each corpus, dropped pairs included; empty if the corpora
+            are streamed.
         validation: Validation pairs, if there are any.
         facts: Facts about the data to write to `environment.txt`, by name.
     """
@@ -127,7 +134,7 @@ class Data:
     texts: Texts
     tokenizer: PreTrainedTokenizerBase
     pairs: Pairs | None
-    sizes: list[int]
+    corpus_sizes: list[int]
     validation: Pairs | None
     facts: dict[str, str]
 
@@ -146,10 +153,10 @@ def load_main_corpus(config: TrainConfig) -> dict[str, datasets.Dataset]:
         ValueError: If the corpus cannot be loaded; or if `validation_pairs` is set, and the corpus
             has a validation split or too few usable pairs.
     """
-    return with_validation(_load(_corpora(config)[0], config), config)
+    return add_validation_split(_load_corpus(_corpus_settings(config)[0], config), config)
 
 
-def with_validation(
+def add_validation_split(
     splits: dict[str, datasets.Dataset], config: TrainConfig
 ) -> dict[str, datasets.Dataset]:
     """Add the pairs that a run holds out as the split "validation".
@@ -172,18 +179,18 @@ def with_validation(
             f"got {config.validation_pairs}."
         )
     languages = (config.source_lang, config.target_lang)
-    held_out = hold_out(
+    validation_split = hold_out(
         splits["train"], languages, config.validation_pairs, config.seed, config.dataset
     )
-    return {**splits, "validation": held_out}
+    return {**splits, "validation": validation_split}
 
 
-def _corpora(config: TrainConfig) -> list[dict[str, Any]]:
-    names = ("dataset", "name", "revision", "columns", "weight")
-    return [{name: getattr(config, name) for name in names}, *config.mix]
+def _corpus_settings(config: TrainConfig) -> list[dict[str, Any]]:
+    setting_names = ("dataset", "name", "revision", "columns", "weight")
+    return [{setting: getattr(config, setting) for setting in setting_names}, *config.mix]
 
 
-def _load(corpus: dict[str, Any], config: TrainConfig) -> dict[str, datasets.Dataset]:
+def _load_corpus(corpus: dict[str, Any], config: TrainConfig) -> dict[str, datasets.Dataset]:
     return load_translations(
         corpus["dataset"],
         corpus["name"],
@@ -208,44 +215,44 @@ def load_texts(config: TrainConfig) -> Texts:
         ValueError: If a corpus cannot be loaded, has no split "train", keeps no pair besides the
             held-out pairs, or has exactly the pairs of the validation split.
     """
-    corpora = _corpora(config)
+    corpora = _corpus_settings(config)
     languages = (config.source_lang, config.target_lang)
     texts = Texts([], [], None, None, [], languages, [])
     for corpus in corpora:
-        source = corpus["dataset"], corpus["name"], corpus["revision"]
-        splits = load_main_corpus(config) if corpus is corpora[0] else _load(corpus, config)
+        location = corpus["dataset"], corpus["name"], corpus["revision"]
+        splits = load_main_corpus(config) if corpus is corpora[0] else _load_corpus(corpus, config)
         if "train" not in splits:
             raise ValueError(
-                f"dataset {source[0]!r} must have a split 'train', got {', '.join(splits)}."
+                f"dataset {location[0]!r} must have a split 'train', got {', '.join(splits)}."
             )
         if corpus is corpora[0]:
             texts.validation, texts.test = splits.get("validation"), splits.get("test")
-        rows = splits["train"]
+        train_rows = splits["train"]
         if config.validation_pairs is not None:
-            rows = without(rows, texts.validation, languages)
-            texts.left_out.append(len(splits["train"]) - len(rows))
-            if len(rows) == 0:
+            train_rows = drop_overlapping_pairs(train_rows, texts.validation, languages)
+            texts.left_out_counts.append(len(splits["train"]) - len(train_rows))
+            if len(train_rows) == 0:
                 raise ValueError(
-                    f"validation_pairs must leave pairs of {source[0]} to train on, got "
+                    f"validation_pairs must leave pairs of {location[0]} to train on, got "
                     f"{config.validation_pairs:,}, which have a sentence of every pair."
                 )
-        texts.train.append(rows)
-        texts.names.append(" ".join(filter(None, source)))
-        texts.commits.append(dataset_commit(*source, *languages))
+        texts.train.append(train_rows)
+        texts.names.append(" ".join(filter(None, location)))
+        texts.commits.append(dataset_commit(*location, *languages))
     if config.weight is not None:
-        texts.weights = [corpus["weight"] for corpus in corpora]
+        texts.corpus_weights = [corpus["weight"] for corpus in corpora]
     if texts.validation is not None and not config.streaming:
-        _refuse_trained_on(texts)
+        _refuse_validation_in_training(texts)
     return texts
 
 
-def _refuse_trained_on(texts: Texts):
-    sha256 = text_hash(texts.validation, texts.languages, "validation")
-    if sha256 in texts.hashes:
+def _refuse_validation_in_training(texts: Texts):
+    validation_sha256 = text_hash(texts.validation, texts.languages, "validation")
+    if validation_sha256 in texts.hashes:
         raise ValueError(
             "the split 'validation' must have other pairs than the training text, got the pairs of "
-            f"{texts.names[texts.hashes.index(sha256)]}. To hold out pairs of a corpus without "
-            "this split, set --validation_pairs."
+            f"{texts.names[texts.hashes.index(validation_sha256)]}. To hold out pairs of a corpus "
+            "without this split, set --validation_pairs."
         )
 
 
@@ -263,11 +270,11 @@ def vocabulary_texts(texts: Texts, languages: Sequence[str], seed: int) -> Itera
     Raises:
         ValueError: If no sentence has text.
     """
-    is_read = False
+    has_text = False
     for text in _readable_texts(texts, languages, seed):
-        is_read = is_read or bool(text)
+        has_text = has_text or bool(text)
         yield text
-    if not is_read:
+    if not has_text:
         raise ValueError(
             f"{', '.join(texts.names)} must have a pair with text in UTF-8 on both sides to learn "
             "a vocabulary from, got none."
@@ -276,29 +283,31 @@ def vocabulary_texts(texts: Texts, languages: Sequence[str], seed: int) -> Itera
 
 def _readable_texts(texts: Texts, languages: Sequence[str], seed: int) -> Iterator[str]:
     if isinstance(texts.train[0], datasets.IterableDataset):
-        weights = texts.weights or [1.0]
-        for number, (rows, weight) in enumerate(zip(texts.train, weights, strict=True)):
-            stream = Stream(rows, seed, number)
+        weights = texts.corpus_weights or [1.0]
+        for corpus_index, (rows, weight) in enumerate(zip(texts.train, weights, strict=True)):
+            stream = Stream(rows, seed, corpus_index)
             # None ends a pass, so a corpus with fewer pairs than its share is read only once
             for table in iter(stream.tables().__next__, None):
-                first = stream.position["pairs"] - len(table)
-                if first >= VOCABULARY_PAIRS * weight / sum(weights):
+                first_pair = stream.position["pairs"] - len(table)
+                if first_pair >= VOCABULARY_PAIRS * weight / sum(weights):
                     break
-                sides = texts_of(table, languages, "train", first + 1, repair=True)
+                sides = texts_of(table, languages, "train", first_pair + 1, repair=True)
                 for pair in zip(*sides, strict=True):
                     if not any(GARBLED.search(text) for text in pair):
                         yield from pair
         return
     sizes = [len(rows) for rows in texts.train]
-    for rows, size, share in zip(texts.train, sizes, shares_of(sizes, texts.weights), strict=True):
-        line = 0
+    for rows, size, share in zip(
+        texts.train, sizes, compute_shares(sizes, texts.corpus_weights), strict=True
+    ):
+        pair_index = 0
         for table in rows.with_format("arrow").iter(batch_size=1000):
-            sides = texts_of(table, languages, "train", line + 1, repair=True)
+            sides = texts_of(table, languages, "train", pair_index + 1, repair=True)
             for pair in zip(*sides, strict=True):
                 # yield `share` pairs, spread evenly over the corpus: a share below the corpus size
                 # skips pairs, and a larger share repeats pairs
-                repeats = (line + 1) * share // size - line * share // size
-                line += 1
+                repeats = (pair_index + 1) * share // size - pair_index * share // size
+                pair_index += 1
                 if not any(GARBLED.search(text) for text in pair):
                     yield from itertools.chain(*itertools.repeat(pair, repeats))
 
@@ -323,83 +332,99 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
     validation, validation_sha256 = None, "none"
     if texts.validation is not None:
         validation_sha256 = text_hash(texts.validation, languages, "validation")
-        rows = encode_pairs(
+        encoded_validation = encode_pairs(
             texts.validation, "validation", tokenizer, *languages, validation_sha256
         )
-        validation = Pairs(rows, filter_pairs(rows, config.max_length))
-        counts = counts_of(validation.verdicts)
+        validation = Pairs(encoded_validation, filter_pairs(encoded_validation, config.max_length))
+        counts = count_verdicts(validation.verdicts)
         refuse_unusable(counts, "validation")
         logger.info("validation pairs: %s", format_counts(counts))
     else:
         hint = validation_hint(config.dataset, config.streaming)
         if config.best_metric or config.validation_sample:
-            name = "best_metric" if config.best_metric else "validation_sample"
+            setting = "best_metric" if config.best_metric else "validation_sample"
             raise ValueError(
-                f"{name} must be null for {texts.names[0]}, which has no split 'validation'.{hint}"
+                f"{setting} must be null for {texts.names[0]}, which has no split 'validation'."
+                f"{hint}"
             )
         logger.warning(
             "%s has no split 'validation': there is no validation loss.%s", texts.names[0], hint
         )
-    shared = {"validation_sha256": validation_sha256, "dataset_commit": commits}
+    shared_facts = {"validation_sha256": validation_sha256, "dataset_commit": commits}
     if config.validation_pairs is not None:
-        others = texts.left_out[0] - config.validation_pairs, *texts.left_out[1:]
-        shared["held_out"] = (
+        excluded_counts = (
+            texts.left_out_counts[0] - config.validation_pairs,
+            *texts.left_out_counts[1:],
+        )
+        shared_facts["held_out"] = (
             f"{config.validation_pairs:,} pairs for validation; left out with one of their "
             "sentences: "
             + ", ".join(
-                f"{count:,} of {name}" for count, name in zip(others, texts.names, strict=True)
+                f"{count:,} of {name}"
+                for count, name in zip(excluded_counts, texts.names, strict=True)
             )
         )
-        logger.info("held out: %s", shared["held_out"])
+        logger.info("held out: %s", shared_facts["held_out"])
     if config.streaming:
-        shared["leaks"] = describe_leaks(STREAMED)
-        logger.warning("sentences in the training text: %s", shared["leaks"])
-        facts = {**shared, "cleaning": "counted in metrics.jsonl"}
+        shared_facts["leaks"] = describe_leaks(STREAMED_TEXT_REASON)
+        logger.warning("sentences in the training text: %s", shared_facts["leaks"])
+        facts = {**shared_facts, "cleaning": "counted in metrics.jsonl"}
         return Data(texts, tokenizer, None, [], validation, facts)
-    found_leaks = {split: count_leaks(texts.leaks_of(split)) for split in texts.held_out}
-    leaks = [f"{split}: {describe_leaks(found)}" for split, found in found_leaks.items()]
-    for line in leaks:
+    leak_counts = {
+        split: count_leaks(texts.leak_hits_of(split)) for split in texts.evaluation_texts
+    }
+    leak_lines = [f"{split}: {describe_leaks(counts)}" for split, counts in leak_counts.items()]
+    for line in leak_lines:
         logger.info("sentences in the training text, %s", line)
-    if not config.drop_leaks and any(found["pairs"] for found in found_leaks.values()):
+    if not config.drop_leaks and any(counts["pairs"] for counts in leak_counts.values()):
         logger.warning(
             "The scores of these sentences say less about new text. `--drop_leaks true` leaves the "
             "training pairs out."
         )
-    shared["leaks"] = "; ".join(leaks) or "none"
-    parts = [
+    shared_facts["leaks"] = "; ".join(leak_lines) or "none"
+    encoded_corpora = [
         encode_pairs(rows, "train", tokenizer, *languages, text_sha256)
         for rows, text_sha256 in zip(texts.train, texts.hashes, strict=True)
     ]
-    sizes = [len(part) for part in parts]
-    spelled = [
+    corpus_sizes = [len(corpus) for corpus in encoded_corpora]
+    spelled_corpora = [
         encode_pairs(rows, "train", tokenizer, *languages, text_sha256, spelling)
         for spelling in _spellings(config)
         for rows, text_sha256 in zip(texts.train, texts.hashes, strict=True)
     ]
-    leaking = np.unique(texts.leaks[:, PAIR]) if config.drop_leaks else None
-    pairs = prepare_pairs(parts, **_rules(config), spelled=spelled, leaks=leaking)
-    lines = []
-    ends = itertools.pairwise(itertools.accumulate(sizes, initial=0))
-    for name, (first, last) in zip(texts.names, ends, strict=True):
-        counts = counts_of(pairs.verdicts[first:last])
-        lines.append(f"{name}: {format_counts(counts)}")
-        logger.info("training pairs of %s", lines[-1])
+    leaking_pairs = np.unique(texts.leak_hits[:, PAIR]) if config.drop_leaks else None
+    pairs = prepare_pairs(
+        encoded_corpora,
+        **_filter_settings(config),
+        spelled_corpora=spelled_corpora,
+        leaking_pairs=leaking_pairs,
+    )
+    cleaning_lines = []
+    corpus_bounds = itertools.pairwise(itertools.accumulate(corpus_sizes, initial=0))
+    for name, (first, last) in zip(texts.names, corpus_bounds, strict=True):
+        counts = count_verdicts(pairs.verdicts[first:last])
+        cleaning_lines.append(f"{name}: {format_counts(counts)}")
+        logger.info("training pairs of %s", cleaning_lines[-1])
         refuse_unusable(counts, name)
-    facts = {"text_sha256": ", ".join(texts.hashes), **shared, "cleaning": "; ".join(lines)}
-    return Data(texts, tokenizer, pairs, sizes, validation, facts)
+    facts = {
+        "text_sha256": ", ".join(texts.hashes),
+        **shared_facts,
+        "cleaning": "; ".join(cleaning_lines),
+    }
+    return Data(texts, tokenizer, pairs, corpus_sizes, validation, facts)
 
 
 def _spellings(config: TrainConfig) -> list[Spelling]:
-    source, target = config.bpe_dropout, config.bpe_dropout_target
-    dropout = (source, source if target is None else target)
-    if not any(dropout):
+    source_dropout, target_dropout = config.bpe_dropout, config.bpe_dropout_target
+    side_dropouts = (source_dropout, source_dropout if target_dropout is None else target_dropout)
+    if not any(side_dropouts):
         return []
-    return [Spelling(dropout, config.seed, number) for number in range(config.num_spellings)]
+    return [Spelling(side_dropouts, config.seed, index) for index in range(config.num_spellings)]
 
 
-def _rules(config: TrainConfig) -> dict[str, Any]:
-    names = ("max_length", "max_length_ratio", "drop_duplicates")
-    return {name: getattr(config, name) for name in names}
+def _filter_settings(config: TrainConfig) -> dict[str, Any]:
+    setting_names = ("max_length", "max_length_ratio", "drop_duplicates")
+    return {setting: getattr(config, setting) for setting in setting_names}
 
 
 def make_steps(
@@ -429,7 +454,7 @@ def make_steps(
         ValueError: If the longest sentence has more tokens than `tokens_per_step`, or the streams
             have no usable pair or another text than before the run was interrupted.
     """
-    shared: dict[str, Any] = {
+    shared_arguments: dict[str, Any] = {
         "collator": collator,
         "tokens_per_step": config.tokens_per_step,
         "length_groups_per_step": config.length_groups_per_step,
@@ -439,17 +464,22 @@ def make_steps(
         "num_processes": num_processes,
         "process_index": process_index,
         "launch_tokens": launch_tokens,
-        "weights": data.texts.weights,
+        "weights": data.texts.corpus_weights,
     }
     if data.pairs is not None:
         num_spellings = len(_spellings(config)) or 1
-        return TrainingSteps(data.pairs, sizes=data.sizes, num_spellings=num_spellings, **shared)
+        return TrainingSteps(
+            data.pairs,
+            corpus_sizes=data.corpus_sizes,
+            num_spellings=num_spellings,
+            **shared_arguments,
+        )
     return StreamedSteps(
         data.texts.train,
         tokenizer=data.tokenizer,
         languages=(config.source_lang, config.target_lang),
-        rules=_rules(config),
+        filter_settings=_filter_settings(config),
         position=position,
         leak_finder=data.texts.leak_finder if config.drop_leaks else None,
-        **shared,
+        **shared_arguments,
     )

@@ -24,10 +24,19 @@ import pyarrow as pa
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .batches import Block, Collator, StepData, refuse_longest, steps_for
+from .batches import Block, Collator, StepData, count_steps, refuse_longest
 from .corpus import texts_of
 from .leaks import PAIR, LeakFinder
-from .pairs import KEPT, LEAK, Pairs, counts_of, encode_table, filter_pairs, refuse_unusable
+from .pairs import (
+    KEPT,
+    LEAK,
+    PAIR_VERDICTS,
+    Pairs,
+    count_verdicts,
+    encode_table,
+    filter_pairs,
+    refuse_unusable,
+)
 
 # largest number of pairs that are read at once
 READ_PAIRS = 1000
@@ -38,8 +47,9 @@ class Stream:
 
     Args:
         rows: Pairs of the corpus.
-        seed: Seed of the run; seed and `number` determine the order of the files in each pass.
-        number: Index of the corpus in the run.
+        seed: Seed of the run; seed and `corpus_index` determine the order of the files in each
+            pass.
+        corpus_index: Index of the corpus in the run.
         position: Position to start from, which is the attribute `position` of an earlier stream; by
             default the beginning.
         read_pairs: Number of pairs to read at once.
@@ -49,13 +59,13 @@ class Stream:
         self,
         rows: datasets.IterableDataset,
         seed: int,
-        number: int,
+        corpus_index: int,
         position: dict[str, Any] | None = None,
         read_pairs: int = READ_PAIRS,
     ):
         self.rows = rows
         self.seed = seed
-        self.number = number
+        self.corpus_index = corpus_index
         self.read_pairs = read_pairs
         # position after the last pair that was read, in JSON types; "pairs" counts the pairs of all
         # passes
@@ -71,11 +81,11 @@ class Stream:
             ValueError: If a whole pass has no pairs.
         """
         while True:
-            start = self.position
-            pass_number = start["pass"]
-            random = np.random.default_rng([self.seed, 3, self.number, pass_number])
+            start_position = self.position
+            pass_number = start_position["pass"]
+            random = np.random.default_rng([self.seed, 3, self.corpus_index, pass_number])
             order = random.permutation(self.rows.num_shards).tolist()
-            for shard in range(start["shard"], len(order)):
+            for shard in range(start_position["shard"], len(order)):
                 rows = self.rows.shard(len(order), order[shard]).with_format("arrow")
                 if self.position["state"] is not None:
                     rows.load_state_dict(self.position["state"])
@@ -88,7 +98,7 @@ class Stream:
                     }
                     yield table
                 self.position = {**self.position, "shard": shard + 1, "state": None}
-            if starts_a_pass(start) and self.position["pairs"] == start["pairs"]:
+            if starts_a_pass(start_position) and self.position["pairs"] == start_position["pairs"]:
                 raise ValueError("a corpus must have at least one pair to stream, got none.")
             self.position = {**self.position, "pass": pass_number + 1, "shard": 0}
             yield None
@@ -117,7 +127,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         weights: Relative share of each corpus in a block; None for a single corpus.
         tokenizer: Argument of `encode_pairs`.
         languages: Source and target language.
-        rules: Arguments of `filter_pairs`.
+        filter_settings: Arguments of `filter_pairs`.
         collator: Collator that makes the tensors of a micro-batch.
         tokens_per_step: Argument of `TrainingSteps`.
         length_groups_per_step: Argument of `plan_steps`.
@@ -139,8 +149,8 @@ class StreamedSteps(torch.utils.data.Dataset):
 
     _block: Block | None
     _tables: list[Iterator[pa.Table | None]] | None
-    _parts: list[list[pa.Table]]
-    _positions: list[dict[str, Any]]
+    _encoded_tables: list[list[pa.Table]]
+    _stream_positions: list[dict[str, Any]]
 
     def __init__(
         self,
@@ -148,7 +158,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         weights: Sequence[float] | None,
         tokenizer: PreTrainedTokenizerBase,
         languages: Sequence[str],
-        rules: dict[str, Any],
+        filter_settings: dict[str, Any],
         collator: Collator,
         tokens_per_step: int,
         length_groups_per_step: int,
@@ -164,22 +174,22 @@ class StreamedSteps(torch.utils.data.Dataset):
         self.corpora = corpora
         self.tokenizer = tokenizer
         self.languages = languages
-        self.rules = rules
+        self.filter_settings = filter_settings
         self.collator = collator
         self.tokens_per_step = tokens_per_step
         self.length_groups_per_step = length_groups_per_step
         self.tokens_per_micro_batch = tokens_per_micro_batch
         weights = [1.0] if weights is None else weights
-        self._shares = [block_pairs * weight / sum(weights) for weight in weights]
+        self._corpus_shares = [block_pairs * weight / sum(weights) for weight in weights]
         self.seed = seed
         self.num_processes = num_processes
         self.process_index = process_index
         self.launch_tokens = launch_tokens
         self.leak_finder = leak_finder
-        self._start = position or {
+        self._start_position = position or {
             "block": 0,
             "first_step": 0,
-            "places": [Stream(rows, seed, number).position for number, rows in enumerate(corpora)],
+            "places": [Stream(rows, seed, index).position for index, rows in enumerate(corpora)],
             "counts": {},
         }
         # load the first block now, to refuse unusable text before the training. Forked workers
@@ -221,21 +231,21 @@ class StreamedSteps(torch.utils.data.Dataset):
             ValueError: If the step is before the position that the run resumed from, a row is not
                 text, or a sentence has more tokens than `tokens_per_step`.
         """
-        if steps_done < self._start["first_step"]:
+        if steps_done < self._start_position["first_step"]:
             raise ValueError(
-                f"steps of this stream must not be before {self._start['first_step']}, "
+                f"steps of this stream must not be before {self._start_position['first_step']}, "
                 f"got {steps_done}."
             )
         if self._block is None or steps_done < self._position["first_step"]:
             self._load_first_block()
-        while self._block is None or steps_done >= self._following["first_step"]:
-            self._read(1.0)
-            self._plan()
-        index = steps_done - self._position["first_step"]
+        while self._block is None or steps_done >= self._next_position["first_step"]:
+            self._read_pairs(1.0)
+            self._plan_block()
+        step_index = steps_done - self._position["first_step"]
         # read the same share of the next block, so that it is complete when this block ends
-        self._read((index + 1) / len(self._block.steps))
-        batches = self._block.micro_batches(
-            index,
+        self._read_pairs((step_index + 1) / len(self._block.steps))
+        batches = self._block.make_micro_batches(
+            step_index,
             self.collator,
             self.tokens_per_micro_batch,
             self.num_processes,
@@ -246,97 +256,103 @@ class StreamedSteps(torch.utils.data.Dataset):
 
     def _load_first_block(self):
         self._block = self._tables = None
-        self._is_whole = False
-        self._following, self._parts = self._start, [[] for _ in self.corpora]
-        self._read(1.0)
-        self._plan()
-        found, expected = self._position["text_sha256"], self._start.get("text_sha256", None)
-        if expected not in (None, found):
+        self._has_whole_corpus = False
+        self._next_position, self._encoded_tables = self._start_position, [[] for _ in self.corpora]
+        self._read_pairs(1.0)
+        self._plan_block()
+        text_sha256 = self._position["text_sha256"]
+        expected_sha256 = self._start_position.get("text_sha256", None)
+        if expected_sha256 not in (None, text_sha256):
             raise ValueError(
                 f"a run must be resumed with the same text, got block {self._position['block']} "
-                f"with the SHA-256 {found} instead of {expected}."
+                f"with the SHA-256 {text_sha256} instead of {expected_sha256}."
             )
 
-    def _read(self, share: float):
+    def _read_pairs(self, share: float):
         """Read and tokenize pairs of the next block until this share of the block is complete.
 
         Args:
             share: Share of the block, from 0 to 1.
         """
         if self._tables is None:
-            positions = self._positions if any(self._parts) else self._following["places"]
+            positions = (
+                self._stream_positions
+                if any(self._encoded_tables)
+                else self._next_position["places"]
+            )
             # read at most a corpus's share of a block at once: the surplus of a larger read could
             # be the whole share of the next block
             self._streams = [
-                Stream(rows, self.seed, number, position, max(1, min(READ_PAIRS, int(share))))
-                for number, (rows, position, share) in enumerate(
-                    zip(self.corpora, positions, self._shares, strict=True)
+                Stream(rows, self.seed, corpus_index, position, max(1, min(READ_PAIRS, int(share))))
+                for corpus_index, (rows, position, share) in enumerate(
+                    zip(self.corpora, positions, self._corpus_shares, strict=True)
                 )
             ]
             self._tables = [stream.tables() for stream in self._streams]
-        for stream, tables, parts, position, own_share in zip(
+        for stream, tables, encoded_tables, position, corpus_share in zip(
             self._streams,
             self._tables,
-            self._parts,
-            self._following["places"],
-            self._shares,
+            self._encoded_tables,
+            self._next_position["places"],
+            self._corpus_shares,
             strict=True,
         ):
             # number of pairs from the beginning of the run to the end of this block, so that the
             # surplus pairs of a block are deducted from the next block
-            end = (self._following["block"] + 1) * own_share
-            while not self._is_whole and stream.position["pairs"] < position["pairs"] + share * (
-                end - position["pairs"]
-            ):
-                first = stream.position["pairs"]
+            end_pair = (self._next_position["block"] + 1) * corpus_share
+            needed_pairs = position["pairs"] + share * (end_pair - position["pairs"])
+            while not self._has_whole_corpus and stream.position["pairs"] < needed_pairs:
+                first_pair = stream.position["pairs"]
                 table = next(tables)
                 if table is None:
-                    self._is_whole = len(self.corpora) == 1 and starts_a_pass(position)
+                    self._has_whole_corpus = len(self.corpora) == 1 and starts_a_pass(position)
                     continue
                 try:
-                    tokens = encode_table(table, [first], "train", self.tokenizer, self.languages)
+                    encoded_table = encode_table(
+                        table, [first_pair], "train", self.tokenizer, self.languages
+                    )
                 except ValueError as error:
                     raise ValueError(
                         f"{error} Lines of a stream are counted in the order in which its files "
                         "are read."
                     ) from error
-                parts.append(self._without_leaks(tokens, table))
-        self._positions = [stream.position for stream in self._streams]
+                encoded_tables.append(self._mark_leaks(encoded_table, table))
+        self._stream_positions = [stream.position for stream in self._streams]
 
-    def _without_leaks(self, tokens: pa.Table, table: pa.Table) -> pa.Table:
+    def _mark_leaks(self, encoded_table: pa.Table, table: pa.Table) -> pa.Table:
         """Set the verdict `LEAK` for the pairs that contain a sentence of an evaluation split.
 
         Args:
-            tokens: Encoded pairs, with the columns of `FEATURES`.
+            encoded_table: Encoded pairs, with the columns of `FEATURES`.
             table: Texts of the same pairs.
 
         Returns:
             The encoded pairs with their new verdicts.
         """
         if self.leak_finder is None:
-            return tokens
+            return encoded_table
         hits = self.leak_finder.find(texts_of(table, self.languages, "train", repair=True))
-        verdicts = tokens["verdict"].to_numpy().copy()
-        leaking = np.unique(hits[:, PAIR])
-        verdicts[leaking[verdicts[leaking] == KEPT]] = LEAK
-        column = tokens.column_names.index("verdict")
-        return tokens.set_column(column, "verdict", pa.array(verdicts))
+        verdicts = encoded_table["verdict"].to_numpy().copy()
+        leaking_pairs = np.unique(hits[:, PAIR])
+        verdicts[leaking_pairs[verdicts[leaking_pairs] == KEPT]] = LEAK
+        column = encoded_table.column_names.index("verdict")
+        return encoded_table.set_column(column, "verdict", pa.array(verdicts))
 
-    def _plan(self):
+    def _plan_block(self):
         """Filter the pairs that were read, and plan them as the current block."""
         # a fixed fingerprint saves time, because `datasets` would otherwise hash the whole table
-        tables = itertools.chain.from_iterable(self._parts)
-        self._is_whole = False
+        tables = itertools.chain.from_iterable(self._encoded_tables)
+        self._has_whole_corpus = False
         rows = datasets.Dataset(pa.concat_tables(tables), fingerprint="block")
-        self._parts = [[] for _ in self.corpora]
-        filtered = filter_pairs(rows, **self.rules)
-        counts = counts_of(filtered[2])
+        self._encoded_tables = [[] for _ in self.corpora]
+        lengths_and_verdicts = filter_pairs(rows, **self.filter_settings)
+        counts = count_verdicts(lengths_and_verdicts[PAIR_VERDICTS])
         digest = hashlib.sha256()
         for name in ("hash_high", "hash_low"):
             for chunk in rows.data.column(name).chunks:
                 digest.update(chunk.to_numpy())
         self._position = {
-            **self._following,
+            **self._next_position,
             "block_counts": counts,
             "text_sha256": digest.hexdigest(),
         }
@@ -344,23 +360,23 @@ class StreamedSteps(torch.utils.data.Dataset):
         # an error would end a long run
         if self._position["block"] == 0:
             refuse_unusable(counts, "the first block of the training text")
-        pairs = Pairs(rows.select_columns(["input_ids", "labels"]), filtered)
-        numbers = pairs.kept()
+        pairs = Pairs(rows.select_columns(["input_ids", "labels"]), lengths_and_verdicts)
+        pair_indices = pairs.kept_indices()
         self._block = None
-        if len(numbers):
-            larger = np.maximum(pairs.source_lengths, pairs.target_lengths)[numbers]
-            refuse_longest(int(larger.max()), self.tokens_per_step)
+        if len(pair_indices):
+            longer_lengths = np.maximum(pairs.source_lengths, pairs.target_lengths)[pair_indices]
+            refuse_longest(int(longer_lengths.max()), self.tokens_per_step)
             self._block = Block(
                 pairs,
-                numbers,
-                steps_for(int(larger.sum()), self.tokens_per_step),
+                pair_indices,
+                count_steps(int(longer_lengths.sum()), self.tokens_per_step),
                 self.length_groups_per_step,
                 np.random.default_rng([self.seed, 4, self._position["block"]]),
             )
         num_steps = len(self._block.steps) if self._block else 0
-        self._following = {
+        self._next_position = {
             "block": self._position["block"] + 1,
             "first_step": self._position["first_step"] + num_steps,
-            "places": self._positions,
+            "places": self._stream_positions,
             "counts": dict(Counter(self._position["counts"]) + Counter(counts)),
         }

@@ -47,45 +47,45 @@ def read_table(
     with opened(path) as file:
         lines = read_lines(lines_of(file), str(path), repair)
         rows = _csv_rows(lines, path) if is_csv else _tsv_rows(lines)
-        first_number, first = next(rows, (1, []))
-        indices = _named(first, column_names(languages, columns))
+        first_line_number, first_row = next(rows, (1, []))
+        indices = _find_named_columns(first_row, column_names(languages, columns))
         if indices is None:
-            indices = _numbered(first, is_csv, languages, columns, path)
-            rows = chain([(first_number, first)], rows)
-        for number, row in rows:
-            if len(row) != len(first):
+            indices = _find_numbered_columns(first_row, is_csv, languages, columns, path)
+            rows = chain([(first_line_number, first_row)], rows)
+        for line_number, row in rows:
+            if len(row) != len(first_row):
                 raise ValueError(
-                    f"{path} line {number} must have {len(first)} columns, as line {first_number} "
-                    f"has, got {len(row)}."
+                    f"{path} line {line_number} must have {len(first_row)} columns, as line "
+                    f"{first_line_number} has, got {len(row)}."
                 )
             yield {language: row[index] for language, index in zip(languages, indices, strict=True)}
 
 
 def _tsv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         if line:
-            yield number, line.split("\t")
+            yield line_number, line.split("\t")
 
 
 def _csv_rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, list[str]]]:
-    size = 0
+    row_size = 0
 
-    def counted() -> Iterator[str]:
-        nonlocal size
-        for line in chain([first], lines):
-            size += len(line)
+    def limit_row_size() -> Iterator[str]:
+        nonlocal row_size
+        for line in chain([first_line], lines):
+            row_size += len(line)
             # limit the size, because a quote that is not closed would make the rest of the file
             # part of this row
-            if size > MAX_LINE_BYTES:
+            if row_size > MAX_LINE_BYTES:
                 raise csv.Error(f"row longer than {MAX_LINE_BYTES:,} characters")
             yield f"{line}\n"
 
-    first = next(lines)
-    delimiter = ";" if ";" in first and "," not in first else ","
-    reader = csv.reader(counted(), delimiter=delimiter, strict=True)
+    first_line = next(lines)
+    delimiter = ";" if ";" in first_line and "," not in first_line else ","
+    reader = csv.reader(limit_row_size(), delimiter=delimiter, strict=True)
     try:
         for row in reader:
-            size = 0
+            row_size = 0
             if row:
                 yield reader.line_num, row
     except csv.Error as error:
@@ -94,35 +94,37 @@ def _csv_rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, list[str]
         ) from error
 
 
-def _named(first: Sequence[str], names: Sequence[str | int]) -> list[int] | None:
+def _find_named_columns(first_row: Sequence[str], names: Sequence[str | int]) -> list[int] | None:
     """Return the indices of named columns; None if the first line does not contain the names."""
-    cells = [cell.strip().casefold() for cell in first]
-    wanted = [name.casefold() for name in names if isinstance(name, str)]
-    is_header = len(wanted) == len(names) and set(wanted) <= set(cells)
-    return [cells.index(name) for name in wanted] if is_header else None
+    cells = [cell.strip().casefold() for cell in first_row]
+    wanted_names = [name.casefold() for name in names if isinstance(name, str)]
+    is_header = len(wanted_names) == len(names) and set(wanted_names) <= set(cells)
+    return [cells.index(name) for name in wanted_names] if is_header else None
 
 
-def _numbered(
-    first: Sequence[str],
+def _find_numbered_columns(
+    first_row: Sequence[str],
     is_csv: bool,
     languages: Sequence[str],
     columns: Columns | None,
     path: Path,
 ) -> list[int]:
     """Return the indices of the columns in a file whose first line is a pair."""
-    wanted = column_names(languages, columns)
-    numbers = [number for number in wanted if isinstance(number, int)]
-    if numbers and max(numbers) <= len(first):
-        return [number - 1 for number in numbers]
-    has_no_names = not any(_named(first, [language]) for language in languages)
-    if columns is None and not is_csv and len(first) == 2 and has_no_names:
+    wanted_columns = column_names(languages, columns)
+    column_numbers = [number for number in wanted_columns if isinstance(number, int)]
+    if column_numbers and max(column_numbers) <= len(first_row):
+        return [number - 1 for number in column_numbers]
+    has_no_names = not any(_find_named_columns(first_row, [language]) for language in languages)
+    if columns is None and not is_csv and len(first_row) == 2 and has_no_names:
         return [0, 1]
-    found = ", ".join(f"{number} {cell!r}" for number, cell in enumerate(first, start=1))
-    example = ", ".join(f"{language}: {n}" for n, language in enumerate(languages, start=1))
+    cell_texts = ", ".join(f"{number} {cell!r}" for number, cell in enumerate(first_row, start=1))
+    example = ", ".join(
+        f"{language}: {number}" for number, language in enumerate(languages, start=1)
+    )
     raise ValueError(
-        f"{path} must have the columns {' and '.join(map(str, wanted))}, got "
-        f"{shortened(found, 3 * LONGEST_VALUE)}. To read other columns, give their names, or their "
-        f"numbers if the first line is a pair: --columns '{{{example}}}'."
+        f"{path} must have the columns {' and '.join(map(str, wanted_columns))}, got "
+        f"{shortened(cell_texts, 3 * LONGEST_VALUE)}. To read other columns, give their names, or "
+        f"their numbers if the first line is a pair: --columns '{{{example}}}'."
     )
 
 
@@ -139,7 +141,7 @@ def column_names(languages: Sequence[str], columns: Columns | None) -> list[str 
     return [(columns or {}).get(language, language) for language in languages]
 
 
-def with_translations(table: pa.Table, names: Sequence[str], languages: Sequence[str]) -> pa.Table:
+def join_text_columns(table: pa.Table, names: Sequence[str], languages: Sequence[str]) -> pa.Table:
     """Convert columns of text to the single column "translation".
 
     Args:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 # first bytes of a gzip file
-GZIP = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b"
 # errors that the decompressors raise for a truncated file
-TRUNCATED = (OSError, EOFError, zlib.error, lzma.LZMAError)
+TRUNCATION_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 @contextmanager
@@ -58,9 +58,9 @@ def lines_of(file: IO[bytes]) -> Iterator[bytes]:
         Lines with their line feeds. A line longer than `MAX_LINE_BYTES` may be split, but its first
         part is longer than the limit too, so that `read_lines` refuses it.
     """
-    while part := file.read(MAX_LINE_BYTES):
+    while chunk := file.read(MAX_LINE_BYTES):
         # also read the rest of the last line, up to the limit
-        yield from io.BytesIO(part + file.readline(MAX_LINE_BYTES + 1))
+        yield from io.BytesIO(chunk + file.readline(MAX_LINE_BYTES + 1))
 
 
 def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Iterator[str]:
@@ -79,17 +79,17 @@ def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Itera
             returns end the lines; names the line.
     """
     errors = "replace" if repair else "strict"
-    for number, line in enumerate(lines, start=1):
-        if number == 1:
+    for line_number, line in enumerate(lines, start=1):
+        if line_number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
             if not line.endswith(b"\n"):
                 _refuse_carriage_returns(line.count(b"\r", 0, -1), name)
         if len(line) > MAX_LINE_BYTES:
-            raise _too_long(name, number)
+            raise _line_too_long_error(name, line_number)
         try:
             text = line.decode(errors=errors)
         except UnicodeDecodeError as error:
-            raise not_utf_8(f"{name} line {number}", error) from error
+            raise not_utf_8_error(f"{name} line {line_number}", error) from error
         yield text.rstrip("\r\n")
 
 
@@ -102,21 +102,21 @@ def _refuse_carriage_returns(count: int, name: str):
         )
 
 
-def _too_long(name: str, number: int) -> ValueError:
+def _line_too_long_error(name: str, line_number: int) -> ValueError:
     return ValueError(
-        f"{name} line {number} must have at most {MAX_LINE_BYTES:,} bytes, got more: split the "
-        "line into sentences, one on each line."
+        f"{name} line {line_number} must have at most {MAX_LINE_BYTES:,} bytes, got more: split "
+        "the line into sentences, one on each line."
     )
 
 
-def decoded(line: bytes, name: str, repair: bool) -> str:
+def decode_line(line: bytes, name: str, repair: bool) -> str:
     try:
         return line.decode(errors="replace" if repair else "strict")
     except UnicodeDecodeError as error:
-        raise not_utf_8(name, error) from error
+        raise not_utf_8_error(name, error) from error
 
 
-def not_utf_8(name: str, error: UnicodeDecodeError) -> ValueError:
+def not_utf_8_error(name: str, error: UnicodeDecodeError) -> ValueError:
     return ValueError(f"{name} must be UTF-8, got {error.reason}.")
 
 
@@ -140,28 +140,34 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             yield file
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
-    except TRUNCATED as error:
+    except TRUNCATION_ERRORS as error:
         raise ValueError(f"{path} cannot be read to its end: {error}") from error
 
 
 def count_lines(path: Path) -> int:
-    # `begun` is the number of bytes read so far of the last line, which is not complete yet
-    count, num_returns, begun, last = 0, 0, 0, b"\n"
+    # `unfinished_bytes` is the number of bytes read so far of the last line, which is not complete
+    # yet
+    num_lines, num_carriage_returns, unfinished_bytes, last_byte = 0, 0, 0, b"\n"
     with opened(path) as file:
-        while part := file.read(MAX_LINE_BYTES):
-            if count == begun == 0 and part.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        while chunk := file.read(MAX_LINE_BYTES):
+            is_first_chunk = num_lines == unfinished_bytes == 0
+            if is_first_chunk and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 raise ValueError(f"{path} must be UTF-8, got UTF-16 by its byte order mark.")
-            if count == begun == 0 and part.startswith(GZIP):
+            if is_first_chunk and chunk.startswith(GZIP_MAGIC):
                 raise ValueError(f"{path} must be text, or have the suffix .gz, got a gzip file.")
-            last = part[-1:]
-            num_returns += part.count(b"\r")
-            end = part.find(b"\n")
-            if begun + (len(part) if end < 0 else end + 1) > MAX_LINE_BYTES:
-                if count == 0:
-                    _refuse_carriage_returns(num_returns - (last == b"\r"), str(path))
-                raise _too_long(str(path), count + 1)
-            count += part.count(b"\n")
-            begun = begun + len(part) if end < 0 else len(part) - part.rfind(b"\n") - 1
-    if count == 0:
-        _refuse_carriage_returns(num_returns - (last == b"\r"), str(path))
-    return count + (last != b"\n")
+            last_byte = chunk[-1:]
+            num_carriage_returns += chunk.count(b"\r")
+            first_line_end = chunk.find(b"\n")
+            first_line_bytes = len(chunk) if first_line_end < 0 else first_line_end + 1
+            if unfinished_bytes + first_line_bytes > MAX_LINE_BYTES:
+                if num_lines == 0:
+                    _refuse_carriage_returns(num_carriage_returns - (last_byte == b"\r"), str(path))
+                raise _line_too_long_error(str(path), num_lines + 1)
+            num_lines += chunk.count(b"\n")
+            if first_line_end < 0:
+                unfinished_bytes += len(chunk)
+            else:
+                unfinished_bytes = len(chunk) - chunk.rfind(b"\n") - 1
+    if num_lines == 0:
+        _refuse_carriage_returns(num_carriage_returns - (last_byte == b"\r"), str(path))
+    return num_lines + (last_byte != b"\n")

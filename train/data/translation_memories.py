@@ -8,9 +8,9 @@ from .json_records import MAX_RECORD_BYTES
 from .text_files import opened
 
 # number of bytes to read at once
-CHUNK = 1 << 20
+BYTES_PER_READ = 1 << 20
 # elements inside a segment whose content is markup of the original document, not text
-CODES = ("bpt", "ept", "it", "ph", "ut")
+MARKUP_ELEMENTS = ("bpt", "ept", "it", "ph", "ut")
 # limits for a damaged file: number of characters that are kept of a language tag, and number of
 # tags that an error lists
 LONGEST_TAG, MOST_TAGS = 35, 100
@@ -33,15 +33,17 @@ def read_memory(path: Path, languages: Sequence[str]) -> Iterator[dict[str, str 
         ValueError: If the file is not a complete TMX file, declares entities, or has no text in one
             of the languages.
     """
-    found: set[str] = set()
-    lacking = set(languages)
-    for unit in _units(path):
+    found_tags: set[str] = set()
+    missing_languages = set(languages)
+    for unit in _read_units(path):
         sides: list[list[str | None]] = [
-            [text for tag, text in unit if _is_of(tag, language)] for language in languages
+            [text for tag, text in unit if _is_tag_of(tag, language)] for language in languages
         ]
-        if lacking:
-            found.update(tag for tag, _ in unit[: MOST_TAGS - len(found)])
-            lacking -= {it for it, side in zip(languages, sides, strict=True) if side}
+        if missing_languages:
+            found_tags.update(tag for tag, _ in unit[: MOST_TAGS - len(found_tags)])
+            missing_languages -= {
+                language for language, side in zip(languages, sides, strict=True) if side
+            }
         if not any(sides):
             continue
         sources, targets = (side or [None] for side in sides)
@@ -51,19 +53,19 @@ def read_memory(path: Path, languages: Sequence[str]) -> Iterator[dict[str, str 
         pairs += [(source, targets[0]) for source in sources[1:]]
         for pair in pairs:
             yield dict(zip(languages, pair, strict=True))
-    if lacking:
+    if missing_languages:
         raise ValueError(
-            f"{path} must have texts in {' and '.join(map(repr, sorted(lacking)))}, got "
-            f"{', '.join(sorted(found)) or 'no texts'}."
+            f"{path} must have texts in {' and '.join(map(repr, sorted(missing_languages)))}, got "
+            f"{', '.join(sorted(found_tags)) or 'no texts'}."
         )
 
 
-def _is_of(tag: str, language: str) -> bool:
+def _is_tag_of(tag: str, language: str) -> bool:
     tag, language = (name.casefold().replace("_", "-") for name in (tag, language))
     return tag == language or tag.startswith(f"{language}-")
 
 
-class _Memory:
+class _MemoryParser:
     """XML parser with handlers that collect the texts of each translation unit.
 
     Entity declarations are refused, because a few lines of them can expand to more text than fits
@@ -77,71 +79,71 @@ class _Memory:
         self.path = path
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
-        self.parser.StartElementHandler = self._start
-        self.parser.EndElementHandler = self._end
-        self.parser.CharacterDataHandler = self._read
+        self.parser.StartElementHandler = self._start_element
+        self.parser.EndElementHandler = self._end_element
+        self.parser.CharacterDataHandler = self._read_text
         self.parser.EntityDeclHandler = self._refuse_entity
         self.parser.SkippedEntityHandler = self._refuse_entity
         self.units: list[list[tuple[str, str]]] = []
         # position of the end tag of the last complete unit, in bytes
-        self.end = 0
-        self.is_begun = False
-        self._unit: list[tuple[str, str]] = []
-        self._language = ""
+        self.last_unit_end = 0
+        self.has_root = False
+        self._current_unit: list[tuple[str, str]] = []
+        self._current_tag = ""
         # parts of the text of the current segment; None outside of segments
-        self._text: list[str] | None = None
-        # nesting depth inside an element of `CODES`, whose content is skipped; 0 outside
-        self._depth = 0
+        self._segment_parts: list[str] | None = None
+        # nesting depth inside an element of `MARKUP_ELEMENTS`, whose content is skipped; 0 outside
+        self._markup_depth = 0
 
-    def _start(self, name: str, attributes: dict[str, str]):
-        if not self.is_begun and name != "tmx":
-            raise ValueError(f"{self.path} must be a TMX file, got XML of the kind {name!r}.")
-        self.is_begun = True
-        if self._depth or (self._text is not None and name in CODES):
-            self._depth += 1
-        elif name == "tu":
-            self._unit = []
-        elif name == "tuv":
+    def _start_element(self, element: str, attributes: dict[str, str]):
+        if not self.has_root and element != "tmx":
+            raise ValueError(f"{self.path} must be a TMX file, got XML of the kind {element!r}.")
+        self.has_root = True
+        if self._markup_depth or (self._segment_parts is not None and element in MARKUP_ELEMENTS):
+            self._markup_depth += 1
+        elif element == "tu":
+            self._current_unit = []
+        elif element == "tuv":
             # TMX versions before 1.4 have the attribute "lang"
             tag = attributes.get("xml:lang") or attributes.get("lang", "")
-            self._language = tag[:LONGEST_TAG]
-        elif name == "seg":
-            self._text = []
+            self._current_tag = tag[:LONGEST_TAG]
+        elif element == "seg":
+            self._segment_parts = []
 
-    def _end(self, name: str):
-        if self._depth:
-            self._depth -= 1
-        elif name == "seg" and self._text is not None:
-            self._unit.append((self._language, "".join(self._text)))
-            self._text = None
-        elif name == "tu":
-            self.units.append(self._unit)
-            self.end = self.parser.CurrentByteIndex
+    def _end_element(self, element: str):
+        if self._markup_depth:
+            self._markup_depth -= 1
+        elif element == "seg" and self._segment_parts is not None:
+            self._current_unit.append((self._current_tag, "".join(self._segment_parts)))
+            self._segment_parts = None
+        elif element == "tu":
+            self.units.append(self._current_unit)
+            self.last_unit_end = self.parser.CurrentByteIndex
 
-    def _read(self, text: str):
-        if self._text is not None and not self._depth:
-            self._text.append(text)
+    def _read_text(self, text: str):
+        if self._segment_parts is not None and not self._markup_depth:
+            self._segment_parts.append(text)
 
     def _refuse_entity(self, name: str, *_: object):
         raise ValueError(f"{self.path} must be TMX without entities of its own, got {name!r}.")
 
 
-def _units(path: Path) -> Iterator[list[tuple[str, str]]]:
+def _read_units(path: Path) -> Iterator[list[tuple[str, str]]]:
     """Yield the units of a translation memory as (language tag, text) pairs, in bounded memory."""
-    memory, num_bytes = _Memory(path), 0
+    memory_parser, num_bytes_read = _MemoryParser(path), 0
     with opened(path) as file:
         try:
-            while chunk := file.read(CHUNK):
-                num_bytes += len(chunk)
-                memory.parser.Parse(chunk)
-                yield from memory.units
-                memory.units.clear()
-                if num_bytes - memory.end > MAX_RECORD_BYTES:
+            while chunk := file.read(BYTES_PER_READ):
+                num_bytes_read += len(chunk)
+                memory_parser.parser.Parse(chunk)
+                yield from memory_parser.units
+                memory_parser.units.clear()
+                if num_bytes_read - memory_parser.last_unit_end > MAX_RECORD_BYTES:
                     raise ValueError(
                         f"{path} must have units of at most {MAX_RECORD_BYTES:,} bytes, got a "
                         "longer one."
                     )
-            memory.parser.Parse(b"", True)
+            memory_parser.parser.Parse(b"", True)
         except expat.ExpatError as error:
             raise ValueError(f"{path} must be a whole TMX file, got XML with {error}.") from error
-    yield from memory.units
+    yield from memory_parser.units

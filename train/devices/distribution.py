@@ -31,16 +31,16 @@ from transformers import PreTrainedModel
 from ..config import TrainConfig
 from ..run_folder.checkpoint import ADAM_MOMENTS
 from .cpu_kernels import use_cpu_kernels
-from .memory import keep_memory
+from .memory import keep_freed_memory
 
 logger = logging.getLogger(__name__)
 
 # timeout of collective operations, in which the other processes wait while the main process learns
 # a vocabulary and tokenizes the corpus
-LONGEST_WAIT = timedelta(hours=6)
+COLLECTIVE_TIMEOUT = timedelta(hours=6)
 # lowest compute capability of GPUs whose tensor cores support bf16
-FIRST_WITH_BF16 = (8, 0)
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+MIN_BF16_CAPABILITY = (8, 0)
+HALF_PRECISION_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Result = TypeVar("Result")
 
 
@@ -57,17 +57,17 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         ValueError: If the launcher's layout is not supported, DeepSpeed is not installed, or the
             device does not support the precision.
     """
-    keep_memory()
-    asked = {
+    keep_freed_memory()
+    requested_layouts = {
         name
         for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM")
         if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"
     }
     # refuse Megatron-LM before an `Accelerator` is made, because accelerate would import a library
     # that may not be installed
-    if "MEGATRON_LM" in asked:
+    if "MEGATRON_LM" in requested_layouts:
         _refuse_layout("MEGATRON_LM")
-    if "DEEPSPEED" in asked and not is_deepspeed_available():
+    if "DEEPSPEED" in requested_layouts and not is_deepspeed_available():
         raise ValueError("DeepSpeed must be installed, as pip install deepspeed does.")
     # accelerate allows one precision in a process, and an earlier run, as in a notebook, may have
     # used another one
@@ -75,27 +75,29 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
     accelerator = Accelerator(
         # DeepSpeed's own mixed precision would also round the weights; `prepare` uses autocast
         mixed_precision="no"
-        if config.precision == "fp32" or "DEEPSPEED" in asked
+        if config.precision == "fp32" or "DEEPSPEED" in requested_layouts
         else config.precision,
         # a training step accumulates gradients itself. With a number of accumulation steps from the
         # launcher, accelerate would divide the loss by this number
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         # `prepare` compiles the layers, so a compiler setting of the launcher must not apply too
         dynamo_plugin=TorchDynamoPlugin(backend="no") if config.compile else None,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
-        cpu=is_launched_on_cpu() and not asked,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)],
+        cpu=is_launched_on_cpu() and not requested_layouts,
     )
-    kind = accelerator.distributed_type
-    if kind not in ("NO", "FSDP", "DEEPSPEED") and not kind.startswith("MULTI_"):
-        _refuse_layout(kind.value)
+    layout = accelerator.distributed_type
+    if layout not in ("NO", "FSDP", "DEEPSPEED") and not layout.startswith("MULTI_"):
+        _refuse_layout(layout.value)
     if accelerator.parallelism_config is not None:
         _refuse_layout("a parallelism_config")
-    if kind == DistributedType.FSDP:
+    if layout == DistributedType.FSDP:
         _check_fsdp(accelerator)
-    elif "FSDP" in asked or accelerator.num_processes != _num_launched():
-        names = " and ".join(sorted(asked)) or f"{_num_launched()} processes"
-        _refuse_layout(f"{names} on {accelerator.device.type}")
-    if kind == DistributedType.DEEPSPEED:
+    elif "FSDP" in requested_layouts or accelerator.num_processes != _num_launched_processes():
+        requested_text = (
+            " and ".join(sorted(requested_layouts)) or f"{_num_launched_processes()} processes"
+        )
+        _refuse_layout(f"{requested_text} on {accelerator.device.type}")
+    if layout == DistributedType.DEEPSPEED:
         _check_deepspeed(accelerator, config)
     _refuse_precision(config.precision, accelerator.device)
     disable_cudnn_attention()
@@ -119,14 +121,14 @@ def is_launched_on_cpu() -> bool:
     The launcher does not tell accelerate to use the CPUs. Without the argument `cpu`, accelerate
     would run each process alone, outside of a process group.
     """
-    return _num_launched() > 1 and not torch.accelerator.is_available()
+    return _num_launched_processes() > 1 and not torch.accelerator.is_available()
 
 
-def _num_launched() -> int:
+def _num_launched_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def leave_processes():
+def leave_process_group():
     """Leave the process group when all processes have reached this point.
 
     If a process ends without leaving the group, the threads of the group may abort the process.
@@ -159,7 +161,7 @@ def main_process_first(function: Callable[[], Result]) -> Result:
         is_first_here and not state.is_main_process,
         not is_first_here,
     )
-    return _in_turns(function, turns)
+    return _call_in_turns(function, turns)
 
 
 def in_all_processes(function: Callable[[], Result]) -> Result:
@@ -175,28 +177,28 @@ def in_all_processes(function: Callable[[], Result]) -> Result:
         Exception: The error of the function, re-raised in the first process that had an error.
         SystemExit: With status 1, in all other processes, after an error in any process.
     """
-    return _in_turns(function, [True])
+    return _call_in_turns(function, [True])
 
 
-def _in_turns(function: Callable[[], Result], turns: Iterable[bool]) -> Result:
+def _call_in_turns(function: Callable[[], Result], turns: Iterable[bool]) -> Result:
     state = PartialState()
     if state.num_processes == 1:
         return function()
     results: list[Result] = []
-    refusal: Exception | None = None
+    local_error: Exception | None = None
     for is_turn in turns:
         if is_turn:
             try:
                 results.append(function())
             except Exception as error:
-                refusal = error
-        refused = gather_object([refusal is not None])
-        if any(refused):
+                local_error = error
+        has_error_by_process = gather_object([local_error is not None])
+        if any(has_error_by_process):
             # leave the group only at exit, so that no process ends before the error is printed
-            atexit.register(leave_processes)
+            atexit.register(leave_process_group)
             # only one process prints the error
-            if refusal is not None and refused.index(True) == state.process_index:
-                raise refusal
+            if local_error is not None and has_error_by_process.index(True) == state.process_index:
+                raise local_error
             raise SystemExit(1)
     return results[-1]
 
@@ -215,25 +217,25 @@ def refuse_disagreement(facts: Mapping[str, Any], hint: str = "") -> None:
     state = PartialState()
     if state.num_processes == 1:
         return
-    seen = gather_object([dict(facts)])
-    for process, other in enumerate(seen):
-        for name, fact in seen[0].items():
-            if other[name] == fact:
+    facts_by_process = gather_object([dict(facts)])
+    for process, process_facts in enumerate(facts_by_process):
+        for name, fact in facts_by_process[0].items():
+            if process_facts[name] == fact:
                 continue
             # leave the group only at exit, so that no process ends before the error is printed
-            atexit.register(leave_processes)
+            atexit.register(leave_process_group)
             if not state.is_main_process:
                 raise SystemExit(1)
             raise ValueError(
                 f"all processes must have the same {name}{hint}, got {fact} in the main process "
-                f"and {other[name]} in process {process}."
+                f"and {process_facts[name]} in process {process}."
             )
 
 
-def _refuse_layout(kind: str) -> NoReturn:
+def _refuse_layout(layout: str) -> NoReturn:
     raise ValueError(
         "accelerate must run one process, several with a copy of the model each (multi-CPU, "
-        f"multi-GPU), FSDP2 or DeepSpeed ZeRO 1 or 2 on accelerators, got {kind}."
+        f"multi-GPU), FSDP2 or DeepSpeed ZeRO 1 or 2 on accelerators, got {layout}."
     )
 
 
@@ -249,7 +251,8 @@ def _check_fsdp(accelerator: Accelerator):
     if accelerator.mixed_precision != "no":
         # gradients are summed over processes in fp32, as without FSDP
         plugin.mixed_precision_policy = MixedPrecisionPolicy(
-            param_dtype=DTYPES[accelerator.mixed_precision], reduce_dtype=torch.float32
+            param_dtype=HALF_PRECISION_DTYPES[accelerator.mixed_precision],
+            reduce_dtype=torch.float32,
         )
 
 
@@ -261,7 +264,7 @@ def _check_deepspeed(accelerator: Accelerator, config: TrainConfig):
     for name in ("offload_optimizer_device", "offload_param_device"):
         if getattr(plugin, name) not in (None, "none"):
             _refuse_layout(f"DeepSpeed with {name} {getattr(plugin, name)}")
-    for name in DTYPES:
+    for name in HALF_PRECISION_DTYPES:
         if settings.get(name, {}).get("enabled") is True:
             raise ValueError(
                 f"DeepSpeed's configuration must leave {name} to the setting precision, got it "
@@ -309,7 +312,7 @@ def _warn_of_idle_tensor_cores(precision: str, accelerator: Accelerator):
         and accelerator.device.type == "cuda"
         and precision == "fp32"
         and torch.get_float32_matmul_precision() == "highest"
-        and torch.cuda.get_device_capability() >= FIRST_WITH_BF16
+        and torch.cuda.get_device_capability() >= MIN_BF16_CAPABILITY
     ):
         logger.warning(
             "precision fp32 leaves the tensor cores of the GPU idle: --precision bf16 computes "
@@ -351,7 +354,7 @@ def prepare(
     if config.compile:
         # compile each layer in place, so that the model keeps its module structure, its parameter
         # names and its fused loss
-        for layer in _layers(model):
+        for layer in _iterate_layers(model):
             # with dynamic shapes, because batches differ in length
             layer.compile(dynamic=True)
     optimizer = torch.optim.Adam(
@@ -365,16 +368,16 @@ def prepare(
     return wrapped_model, optimizer, wrapped_optimizer
 
 
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
+def _iterate_layers(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers of each stack of a model of any class: the items of its module lists."""
     for child in module.children():
         if isinstance(child, nn.ModuleList):
             yield from child
         else:
-            yield from _layers(child)
+            yield from _iterate_layers(child)
 
 
-def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Gather tensors that are sharded over processes. All processes must call this.
 
     Args:
@@ -389,7 +392,7 @@ def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def own_parts(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def shard_tensors(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Shard whole tensors in the same way as the weights of a model.
 
     Args:
@@ -400,10 +403,12 @@ def own_parts(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str
         Sharded tensors by name; unchanged tensors if the weights are not sharded.
     """
     parameters = dict(model.named_parameters())
-    return {name: _part(tensor, parameters[name]) for name, tensor in tensors.items()}
+    return {
+        name: _shard_like_parameter(tensor, parameters[name]) for name, tensor in tensors.items()
+    }
 
 
-def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+def gather_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """Gather the weights of a model. All processes must call this.
 
     Args:
@@ -422,10 +427,10 @@ def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
                 tensors[f"{prefix}.{name}".lstrip(".")] = buffer
-    return whole_tensors(tensors)
+    return gather_tensors(tensors)
 
 
-def whole_optimizer_state(
+def gather_optimizer_state(
     accelerator: Accelerator, model: PreTrainedModel, optimizer: Optimizer
 ) -> dict[str, Any]:
     """Gather the state of an optimizer. All processes must call this.
@@ -440,15 +445,17 @@ def whole_optimizer_state(
     """
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
         state = optimizer.state_dict()
-        whole = {index: whole_tensors(slots) for index, slots in state["state"].items()}
-        return {**state, "state": whole}
+        gathered_states = {
+            index: gather_tensors(weight_state) for index, weight_state in state["state"].items()
+        }
+        return {**state, "state": gathered_states}
     from deepspeed.utils import safe_get_full_optimizer_state
 
     (group,) = optimizer.param_groups
     # DeepSpeed keeps all weights in one flat tensor, so there is a single step count
     step = optimizer.state[group["params"][0]]["step"]
     parameters = list(model.parameters())
-    whole = {
+    gathered_states = {
         index: {
             # each weight needs its own copy, because the optimizer increments the count in place
             "step": step.clone(),
@@ -456,7 +463,10 @@ def whole_optimizer_state(
         }
         for index, parameter in enumerate(parameters)
     }
-    return {"state": whole, "param_groups": [{**group, "params": list(range(len(parameters)))}]}
+    return {
+        "state": gathered_states,
+        "param_groups": [{**group, "params": list(range(len(parameters)))}],
+    }
 
 
 def load_optimizer_state(
@@ -473,37 +483,41 @@ def load_optimizer_state(
         model: Model, not wrapped.
         optimizer: Optimizer, not wrapped.
         wrapped_optimizer: Prepared optimizer.
-        state: Result of `whole_optimizer_state`.
+        state: Result of `gather_optimizer_state`.
     """
     parameters = list(model.parameters())
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
-        parts = {
+        sharded_states = {
             index: {
-                name: _part(tensor, parameters[index]) if name in ADAM_MOMENTS else tensor
-                for name, tensor in slots.items()
+                name: _shard_like_parameter(tensor, parameters[index])
+                if name in ADAM_MOMENTS
+                else tensor
+                for name, tensor in weight_state.items()
             }
-            for index, slots in state["state"].items()
+            for index, weight_state in state["state"].items()
         }
         # keep the parameter groups: learning rate and betas come from the resumed run's settings
         groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": parts, "param_groups": groups})
+        optimizer.load_state_dict({"state": sharded_states, "param_groups": groups})
         return
     from deepspeed.utils import safe_set_full_optimizer_state
 
     (group,) = optimizer.param_groups
-    (flat,) = group["params"]
+    (flat_weights,) = group["params"]
     # create the moments that the saved values replace: an optimizer has none before its first step
-    optimizer.state[flat] = {
-        "step": state["state"][0]["step"].to(flat.device),
-        **{name: torch.zeros_like(flat) for name in ADAM_MOMENTS},
+    optimizer.state[flat_weights] = {
+        "step": state["state"][0]["step"].to(flat_weights.device),
+        **{name: torch.zeros_like(flat_weights) for name in ADAM_MOMENTS},
     }
     wrapped_optimizer.optimizer._lazy_init_hp_params_optimizer_state()
-    for parameter, slots in zip(parameters, state["state"].values(), strict=True):
+    for parameter, weight_state in zip(parameters, state["state"].values(), strict=True):
         for name in ADAM_MOMENTS:
-            safe_set_full_optimizer_state(parameter, slots[name].to(flat.device), name)
+            safe_set_full_optimizer_state(
+                parameter, weight_state[name].to(flat_weights.device), name
+            )
 
 
-def _part(tensor: Tensor, parameter: Tensor) -> Tensor:
+def _shard_like_parameter(tensor: Tensor, parameter: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
         return tensor
     mesh = parameter.device_mesh

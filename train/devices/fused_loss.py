@@ -72,16 +72,16 @@ class LossOfStates(torch.autograd.Function):
         Returns:
             Sum of the loss, a scalar in float32.
         """
-        device, kind = states.device.type, states.dtype
+        device, dtype = states.device.type, states.dtype
         if torch.is_autocast_enabled(device):
-            kind = torch.get_autocast_dtype(device)
+            dtype = torch.get_autocast_dtype(device)
         # disable autocast: `compute` itself casts the factors of the products with weights to half
         # precision, and does the rest in float32
         with torch.autocast(device, enabled=False):
             compute = _loss_and_gradients_compiled if is_compiled else _loss_and_gradients
-            total, ctx.gradients = compute(states, weight, bias, labels, label_smoothing, kind)
+            loss_sum, ctx.gradients = compute(states, weight, bias, labels, label_smoothing, dtype)
         ctx.embedding_gradient = embedding_gradient
-        return total
+        return loss_sum
 
     @staticmethod
     @once_differentiable
@@ -113,61 +113,72 @@ def _loss_and_gradients(
     bias: Tensor | None,
     labels: Tensor,
     label_smoothing: float,
-    kind: torch.dtype,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
-    device, size = states.device.type, weight.shape[0]
-    spread = label_smoothing / size
+    device, vocab_size = states.device.type, weight.shape[0]
+    smoothing_per_token = label_smoothing / vocab_size
     # the sum of a token's logits, without bias, is the product of its state with the sum of the
     # weight's rows
-    summed = weight.sum(0, dtype=torch.float32)
-    summed_bias = 0.0 if bias is None else bias.sum(dtype=torch.float32)
-    total, grad_states, grad_weight, grad_bias = _new_sums(states, weight, bias)
-    score_bytes = FLOAT32_BYTES * size * states.shape[0]
-    blocks = _num_blocks(labels, size)
-    tiles = max(1, -(-score_bytes // (blocks * CPU_TILE_BYTES))) if device == "cpu" else 1
-    columns = -(-size // tiles)
-    parts = weight.to(kind).split(columns)
-    for number, (x, label, grad) in enumerate(
-        zip(*(tensor.chunk(blocks) for tensor in (states, labels, grad_states)), strict=True)
+    weight_row_sum = weight.sum(0, dtype=torch.float32)
+    bias_sum = 0.0 if bias is None else bias.sum(dtype=torch.float32)
+    loss_sum, grad_states, grad_weight, grad_bias = _new_accumulators(states, weight, bias)
+    logits_bytes = FLOAT32_BYTES * vocab_size * states.shape[0]
+    num_blocks = _check_labels_and_count_blocks(labels, vocab_size)
+    num_tiles = max(1, -(-logits_bytes // (num_blocks * CPU_TILE_BYTES))) if device == "cpu" else 1
+    tile_columns = -(-vocab_size // num_tiles)
+    weight_tiles = weight.to(dtype).split(tile_columns)
+    for block_index, (x, block_labels, grad_block) in enumerate(
+        zip(*(tensor.chunk(num_blocks) for tensor in (states, labels, grad_states)), strict=True)
     ):
-        label, x = label[:, None], x.to(kind)
-        scores = _logits(x, parts, bias)  # [block, columns] each
+        block_labels, x = block_labels[:, None], x.to(dtype)
+        logit_tiles = _compute_logit_tiles(x, weight_tiles, bias)  # [block, columns] each
         # column of the true token in each tile, and whether the tile contains it
         true_columns = [
-            _column_in_tile(label - index * columns, tile.shape[1])
-            for index, tile in enumerate(scores)
+            _locate_in_tile(block_labels - index * tile_columns, tile.shape[1])
+            for index, tile in enumerate(logit_tiles)
         ]
-        max_logit, true_logit, sums = _exponentiate(scores, true_columns)
-        logit_sum = (x.float() @ summed + summed_bias)[:, None]
-        loss = max_logit + sums.log() - (1 - label_smoothing) * true_logit - spread * logit_sum
-        total += loss.sum()
-        # the gradient of a logit is exponentials / sums - spread, minus 1 - smoothing at the true
-        # token. the division by sums comes after the products, where it has fewer elements; only
-        # float16 cannot represent the undivided exponentials, so they are divided before. spread is
-        # subtracted before the products, because a difference of two similar products would be
-        # mostly rounding error
-        divisor = torch.ones_like(sums) if kind == torch.float16 else sums
-        weighted = (x.float() / divisor).to(kind)
+        max_logit, true_logit, exponential_sums = _exponentiate(logit_tiles, true_columns)
+        logit_sum = (x.float() @ weight_row_sum + bias_sum)[:, None]
+        loss = (
+            max_logit
+            + exponential_sums.log()
+            - (1 - label_smoothing) * true_logit
+            - smoothing_per_token * logit_sum
+        )
+        loss_sum += loss.sum()
+        # the gradient of a logit is exponentials / exponential_sums - smoothing_per_token, minus
+        # 1 - label_smoothing at the true token. The division comes after the products, where it has
+        # fewer elements; only float16 cannot represent the undivided exponentials, so they are
+        # divided before. smoothing_per_token is subtracted before the products, because a
+        # difference of two similar products would be mostly rounding error
+        divisor = torch.ones_like(exponential_sums) if dtype == torch.float16 else exponential_sums
+        scaled_states = (x.float() / divisor).to(dtype)
         grad_scaled = torch.zeros_like(x, dtype=torch.float32)
-        for index, (part, (column, is_in_tile)) in enumerate(zip(parts, true_columns, strict=True)):
-            exponentials = scores.pop(0)
-            at_true = ((label_smoothing - 1) * sums).where(is_in_tile, 0.0)
-            exponentials.sub_(spread * sums).scatter_add_(1, column, at_true)
-            if kind == torch.float16:
-                exponentials /= sums
-            exponentials = exponentials.to(kind)
-            grad_scaled += product(exponentials, part.T)
-            columns_here = slice(index * columns, (index + 1) * columns)
-            _put_product(grad_weight[columns_here], exponentials, weighted, is_first=number == 0)
+        for index, (weight_tile, (column, is_in_tile)) in enumerate(
+            zip(weight_tiles, true_columns, strict=True)
+        ):
+            exponentials = logit_tiles.pop(0)
+            true_corrections = ((label_smoothing - 1) * exponential_sums).where(is_in_tile, 0.0)
+            exponentials.sub_(smoothing_per_token * exponential_sums).scatter_add_(
+                1, column, true_corrections
+            )
+            if dtype == torch.float16:
+                exponentials /= exponential_sums
+            exponentials = exponentials.to(dtype)
+            grad_scaled += product(exponentials, weight_tile.T)
+            tile_slice = slice(index * tile_columns, (index + 1) * tile_columns)
+            _accumulate_product(
+                grad_weight[tile_slice], exponentials, scaled_states, is_first=block_index == 0
+            )
             if grad_bias is not None:
-                grad_bias[columns_here] += (1 / divisor).T[0] @ exponentials.float()
+                grad_bias[tile_slice] += (1 / divisor).T[0] @ exponentials.float()
             # free the exponentials, which would otherwise stay in memory during the next block
             del exponentials
-        grad.copy_(grad_scaled / divisor)
-    return total, (grad_states, grad_weight, grad_bias)
+        grad_block.copy_(grad_scaled / divisor)
+    return loss_sum, (grad_states, grad_weight, grad_bias)
 
 
-def _new_sums(
+def _new_accumulators(
     states: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return a loss of 0, and the gradients of states and weight (uninitialized) and bias (0)."""
@@ -180,12 +191,14 @@ def _new_sums(
     )
 
 
-def _num_blocks(labels: Tensor, size: int) -> int:
+def _check_labels_and_count_blocks(labels: Tensor, vocab_size: int) -> int:
     # the check runs on the device, so that the host does not wait for the device
-    is_known = ((labels >= 0) & (labels < size)).all()
-    torch._assert_async(is_known, f"labels must be from 0 to {size - 1}, got another.")
+    is_in_vocabulary = ((labels >= 0) & (labels < vocab_size)).all()
+    torch._assert_async(
+        is_in_vocabulary, f"labels must be from 0 to {vocab_size - 1}, got another."
+    )
     # at least one block, because there may be no labels
-    return max(1, -(-FLOAT32_BYTES * size * len(labels) // block_bytes(labels.device.type)))
+    return max(1, -(-FLOAT32_BYTES * vocab_size * len(labels) // block_bytes(labels.device.type)))
 
 
 def _loss_and_gradients_compiled(
@@ -194,45 +207,49 @@ def _loss_and_gradients_compiled(
     bias: Tensor | None,
     labels: Tensor,
     label_smoothing: float,
-    kind: torch.dtype,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
     """Compute the same as `_loss_and_gradients` with compiled kernels.
 
     The kernels read the logits three times and write them once.
     """
-    total, grad_states, grad_weight, grad_bias = _new_sums(states, weight, bias)
-    weight = weight.to(kind)
-    blocks = _num_blocks(labels, weight.shape[0])
-    for number, (x, label, grad) in enumerate(
-        zip(*(tensor.chunk(blocks) for tensor in (states, labels, grad_states)), strict=True)
+    loss_sum, grad_states, grad_weight, grad_bias = _new_accumulators(states, weight, bias)
+    weight = weight.to(dtype)
+    num_blocks = _check_labels_and_count_blocks(labels, weight.shape[0])
+    for block_index, (x, block_labels, grad_block) in enumerate(
+        zip(*(tensor.chunk(num_blocks) for tensor in (states, labels, grad_states)), strict=True)
     ):
-        x = x.to(kind)
+        x = x.to(dtype)
         loss, grad_logits = _compiled_block()(
-            product(x, weight), bias, label[:, None], label_smoothing
+            product(x, weight), bias, block_labels[:, None], label_smoothing
         )
-        total += loss
-        grad.copy_(product(grad_logits, weight.T))
-        _put_product(grad_weight, grad_logits, x, is_first=number == 0)
+        loss_sum += loss
+        grad_block.copy_(product(grad_logits, weight.T))
+        _accumulate_product(grad_weight, grad_logits, x, is_first=block_index == 0)
         if grad_bias is not None:
             grad_bias += grad_logits.sum(0, dtype=torch.float32)
-    return total, (grad_states, grad_weight, grad_bias)
+    return loss_sum, (grad_states, grad_weight, grad_bias)
 
 
 def _loss_of_block(
     logits: Tensor, bias: Tensor | None, label: Tensor, label_smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """Return the loss, summed over tokens, and the gradient of the logits in the logits' dtype."""
-    kind, size = logits.dtype, logits.shape[-1]
+    dtype, vocab_size = logits.dtype, logits.shape[-1]
     logits = logits.float() if bias is None else logits.float() + bias
     max_logit = logits.amax(-1, keepdim=True)
     exponentials = (logits - max_logit).exp()
-    sums = exponentials.sum(-1, keepdim=True)
-    log_sums = max_logit + sums.log()
+    exponential_sums = exponentials.sum(-1, keepdim=True)
+    log_sums = max_logit + exponential_sums.log()
     true_logit, mean_logit = logits.gather(-1, label), logits.mean(-1, keepdim=True)
     loss = log_sums - (1 - label_smoothing) * true_logit - label_smoothing * mean_logit
-    is_true = torch.arange(size, device=logits.device) == label
-    gradient = exponentials / sums - label_smoothing / size - (1 - label_smoothing) * is_true
-    return loss.sum(), gradient.to(kind)
+    is_true = torch.arange(vocab_size, device=logits.device) == label
+    gradient = (
+        exponentials / exponential_sums
+        - label_smoothing / vocab_size
+        - (1 - label_smoothing) * is_true
+    )
+    return loss.sum(), gradient.to(dtype)
 
 
 @functools.cache
@@ -241,31 +258,35 @@ def _compiled_block() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(_loss_of_block, dynamic=True)
 
 
-def _logits(x: Tensor, parts: Sequence[Tensor], bias: Tensor | None) -> list[Tensor]:
-    logits = [product(x, part).float() for part in parts]
+def _compute_logit_tiles(
+    x: Tensor, weight_tiles: Sequence[Tensor], bias: Tensor | None
+) -> list[Tensor]:
+    logit_tiles = [product(x, weight_tile).float() for weight_tile in weight_tiles]
     if bias is not None:
-        for tile, of_tile in zip(logits, bias.split(len(parts[0])), strict=True):
-            tile += of_tile
-    return logits
+        for tile, bias_tile in zip(logit_tiles, bias.split(len(weight_tiles[0])), strict=True):
+            tile += bias_tile
+    return logit_tiles
 
 
 def _exponentiate(
-    scores: list[Tensor], true_columns: list[tuple[Tensor, Tensor]]
+    logit_tiles: list[Tensor], true_columns: list[tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Replace logits by exp(logit - maximum); return maximum, true logit and new sum."""
-    max_logit = functools.reduce(torch.maximum, (tile.amax(-1, keepdim=True) for tile in scores))
-    true_logit, sums = torch.zeros_like(max_logit), torch.zeros_like(max_logit)
-    for tile, (column, is_in_tile) in zip(scores, true_columns, strict=True):
+    max_logit = functools.reduce(
+        torch.maximum, (tile.amax(-1, keepdim=True) for tile in logit_tiles)
+    )
+    true_logit, exponential_sums = torch.zeros_like(max_logit), torch.zeros_like(max_logit)
+    for tile, (column, is_in_tile) in zip(logit_tiles, true_columns, strict=True):
         true_logit += tile.gather(1, column).where(is_in_tile, 0.0)
-        sums += exp_(tile.sub_(max_logit)).sum(-1, keepdim=True)
-    return max_logit, true_logit, sums
+        exponential_sums += exp_(tile.sub_(max_logit)).sum(-1, keepdim=True)
+    return max_logit, true_logit, exponential_sums
 
 
-def _column_in_tile(column: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    return column.clamp(0, columns - 1), (column >= 0) & (column < columns)
+def _locate_in_tile(column: Tensor, tile_columns: int) -> tuple[Tensor, Tensor]:
+    return column.clamp(0, tile_columns - 1), (column >= 0) & (column < tile_columns)
 
 
-def _put_product(out: Tensor, grad_logits: Tensor, states: Tensor, is_first: bool) -> None:
+def _accumulate_product(out: Tensor, grad_logits: Tensor, states: Tensor, is_first: bool) -> None:
     if grad_logits.dtype == torch.float32 and not is_for_onednn(grad_logits, states):
         out.addmm_(grad_logits.T, states, beta=0 if is_first else 1)
     elif is_first:
@@ -354,16 +375,18 @@ def fused_loss_sum(
     if model.config.tie_word_embeddings:
         embedding_gradient = EmbeddingGradient()
         ids = torch.cat((input_ids.flatten(), decoder_input_ids.flatten()))
-        embedded = Lookup.apply(weight, ids, embedding_gradient)
-        source, target = embedded.split((input_ids.numel(), decoder_input_ids.numel()))
-        tokens = {
-            "inputs_embeds": source.view(*input_ids.shape, -1),
-            "decoder_inputs_embeds": target.view(*decoder_input_ids.shape, -1),
+        embeddings = Lookup.apply(weight, ids, embedding_gradient)
+        source_embeddings, target_embeddings = embeddings.split(
+            (input_ids.numel(), decoder_input_ids.numel())
+        )
+        model_inputs = {
+            "inputs_embeds": source_embeddings.view(*input_ids.shape, -1),
+            "decoder_inputs_embeds": target_embeddings.view(*decoder_input_ids.shape, -1),
         }
         weight = weight.detach()
     else:
-        tokens = {"input_ids": input_ids, "decoder_input_ids": decoder_input_ids}
-    outputs = model.model(**tokens, attention_mask=attention_mask, use_cache=False)
+        model_inputs = {"input_ids": input_ids, "decoder_input_ids": decoder_input_ids}
+    outputs = model.model(**model_inputs, attention_mask=attention_mask, use_cache=False)
     states, labels = outputs.last_hidden_state.flatten(0, 1), labels.flatten()
     if len(label_indices) < len(labels):
         states = states.index_select(0, label_indices)

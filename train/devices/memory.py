@@ -14,18 +14,18 @@ from .fused_loss import FLOAT32_BYTES, block_bytes
 
 # number of tensors of the logits' size that a loss with all logits keeps: logits,
 # log-probabilities, and the gradient of one of them
-VOCABULARY_COPIES = 3
+LOGITS_COPIES = 3
 # number of tensors of the attention weights' size that eager attention keeps: the weights; with
 # dropout also the mask and the output of dropout
-SCORE_COPIES, SCORE_COPIES_WITH_DROPOUT = 1, 3
+ATTENTION_COPIES, ATTENTION_COPIES_WITH_DROPOUT = 1, 3
 # factor for temporary tensors of the backward pass, and for memory that the allocator cannot use
-SLACK = 1.35
+ACTIVATION_FACTOR = 1.35
 # share of the free memory to use; the rest is for drivers, buffers of libraries and other programs
-USABLE = 0.9
+USABLE_SHARE = 0.9
 # memory for buffers and kernels of matrix libraries, and for gaps between tensors
 LIBRARY_BYTES = 2**26
 # largest useful micro-batch on a CPU, where larger micro-batches are not faster
-CPU_TOKENS = 4096
+CPU_MICRO_BATCH_TOKENS = 4096
 # number of source and target tokens that a GPU computes in the time that its host needs to launch a
 # micro-batch. An H200 trained the base model in bf16 on 700 tokens per millisecond. Its host, a
 # slow one, needed 70 ms for a micro-batch, the time of 49,000 tokens; this value assumes a host
@@ -34,7 +34,7 @@ LAUNCH_TOKENS = 8192
 # largest useful micro-batch on a GPU, padding included, as a multiple of the process's share of the
 # tokens of a step. It is above 1, so that a micro-batch can contain the whole share and its padding
 PADDING_FACTOR = 2
-CGROUP = Path("/sys/fs/cgroup")
+CGROUP_FOLDER = Path("/sys/fs/cgroup")
 # parameters of glibc's mallopt, as malloc.h numbers them
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 # size in bytes from which glibc maps an allocation separately, and unmaps it when it is freed; the
@@ -43,9 +43,9 @@ MMAP_THRESHOLDS = (2**30, 2**25)
 # free bytes at the top of the heap above which glibc returns them to the system: the largest int32
 TRIM_THRESHOLD = 2**31 - 1
 # environment variables for the number of kernels that oneDNN, and torch's layer above oneDNN, cache
-KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+KERNEL_CACHE_VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 # number of kernels to cache; a step uses about thirty for each shape of a micro-batch
-KEPT_KERNELS = 128
+CACHED_KERNELS = 128
 
 
 def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
@@ -58,17 +58,17 @@ def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
     Returns:
         Size of each part in bytes, by name.
     """
-    parts = {
+    bytes_by_name = {
         "weights": FLOAT32_BYTES * num_parameters,
         "gradients": FLOAT32_BYTES * num_parameters,
         "Adam's moments": 2 * FLOAT32_BYTES * num_parameters,
     }
     if config.precision != "fp32":
         # autocast keeps one copy for all micro-batches of a step
-        parts["half-precision weights"] = FLOAT32_BYTES // 2 * num_parameters
+        bytes_by_name["half-precision weights"] = FLOAT32_BYTES // 2 * num_parameters
     if config.ema_decay is not None:
-        parts["moving average"] = FLOAT32_BYTES * num_parameters
-    return parts
+        bytes_by_name["moving average"] = FLOAT32_BYTES * num_parameters
+    return bytes_by_name
 
 
 def refuse_too_large(
@@ -85,11 +85,11 @@ def refuse_too_large(
     Raises:
         ValueError: If the processes on this machine need more host memory than it has.
     """
-    parts = state_bytes(config, num_weights(model_config))
+    bytes_by_name = state_bytes(config, num_weights(model_config))
     # with a GPU, host memory is needed only for the weights, which every process makes there first
-    needed = sum(parts.values()) if device.type == "cpu" else parts["weights"]
-    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
-    refuse_beyond_memory(processes_here * needed, "the training of this model")
+    needed_bytes = sum(bytes_by_name.values()) if device.type == "cpu" else bytes_by_name["weights"]
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
+    refuse_beyond_memory(local_processes * needed_bytes, "the training of this model")
 
 
 def fixed_step_bytes(config: PreTrainedConfig, precision: str, device: str) -> int:
@@ -105,11 +105,12 @@ def fixed_step_bytes(config: PreTrainedConfig, precision: str, device: str) -> i
         libraries. In half precision, the loss also keeps a half-precision copy of the embedding,
         and on a GPU one of the logits.
     """
-    scores, embedding = block_bytes(device), FLOAT32_BYTES * config.vocab_size * config.d_model
+    logits_bytes = block_bytes(device)
+    embedding_bytes = FLOAT32_BYTES * config.vocab_size * config.d_model
     if precision != "fp32":
-        scores += 0 if device == "cpu" else scores // 2
-        embedding += embedding // 2
-    return scores + embedding + LIBRARY_BYTES
+        logits_bytes += 0 if device == "cpu" else logits_bytes // 2
+        embedding_bytes += embedding_bytes // 2
+    return logits_bytes + embedding_bytes + LIBRARY_BYTES
 
 
 def bytes_per_token(
@@ -139,62 +140,63 @@ def bytes_per_token(
     norm_bytes = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES + product_bytes
     d_model = config.d_model
     # mask of dropout, sum of the residual connection, and output of the norm
-    add_and_norm = d_model * (product_bytes + FLOAT32_BYTES + norm_bytes)
+    add_and_norm_bytes = d_model * (product_bytes + FLOAT32_BYTES + norm_bytes)
 
-    def attention(num_heads: int) -> int:
+    def attention_bytes(num_heads: int) -> int:
         # models of other classes have no d_k and d_v
         d_k = getattr(config, "d_k", None) or d_model // num_heads
         d_v = getattr(config, "d_v", None) or d_model // num_heads
         # query, key, value, and the context twice: per head and concatenated
-        widths = num_heads * (2 * d_k + 3 * d_v) * product_bytes
+        projection_bytes = num_heads * (2 * d_k + 3 * d_v) * product_bytes
         has_dropout = size_of(config, "attention_dropout") > 0
         # torch's fused attention needs equal d_k and d_v, and on a CPU it has no dropout
         is_fused = d_k == d_v and (device != "cpu" or not has_dropout)
         # eager attention is not fused: it keeps the attention weights
         is_fused &= config._attn_implementation != "eager"
-        copies = SCORE_COPIES_WITH_DROPOUT if has_dropout else SCORE_COPIES
-        scores = 0 if is_fused else copies * num_heads * max_length * product_bytes
-        return widths + scores + add_and_norm
+        copies = ATTENTION_COPIES_WITH_DROPOUT if has_dropout else ATTENTION_COPIES
+        weights_bytes = 0 if is_fused else copies * num_heads * max_length * product_bytes
+        return projection_bytes + weights_bytes + add_and_norm_bytes
 
-    def feed_forward(d_ff: int) -> int:
+    def feed_forward_bytes(d_ff: int) -> int:
         copies = 3 if size_of(config, "activation_dropout") else 1
-        return copies * d_ff * product_bytes + add_and_norm
+        return copies * d_ff * product_bytes + add_and_norm_bytes
 
-    encoder, decoder = (
-        [size_of(config, f"{stack}_{name}") for name in ("layers", "attention_heads", "ffn_dim")]
-        for stack in ("encoder", "decoder")
-    )
-    encoder_layer = attention(encoder[1]) + feed_forward(encoder[2])
-    decoder_layer = 2 * attention(decoder[1]) + feed_forward(decoder[2])
+    encoder_layer_bytes = attention_bytes(size_of(config, "encoder_attention_heads"))
+    encoder_layer_bytes += feed_forward_bytes(size_of(config, "encoder_ffn_dim"))
+    decoder_layer_bytes = 2 * attention_bytes(size_of(config, "decoder_attention_heads"))
+    decoder_layer_bytes += feed_forward_bytes(size_of(config, "decoder_ffn_dim"))
     # source and target: embedding with position, and mask and output of dropout
-    embeddings = 2 * 3 * d_model * FLOAT32_BYTES
-    vocabulary = 0 if uses_fused_loss else VOCABULARY_COPIES * FLOAT32_BYTES * config.vocab_size
-    layers = encoder[0] * encoder_layer + decoder[0] * decoder_layer
-    return int(SLACK * (layers + embeddings + vocabulary))
+    embedding_bytes = 2 * 3 * d_model * FLOAT32_BYTES
+    logits_bytes = 0 if uses_fused_loss else LOGITS_COPIES * FLOAT32_BYTES * config.vocab_size
+    layers_bytes = (
+        size_of(config, "encoder_layers") * encoder_layer_bytes
+        + size_of(config, "decoder_layers") * decoder_layer_bytes
+    )
+    return int(ACTIVATION_FACTOR * (layers_bytes + embedding_bytes + logits_bytes))
 
 
-def free_bytes(device: torch.device, processes: int) -> int:
+def free_bytes(device: torch.device, local_processes: int) -> int:
     """Return the free memory for this process.
 
     Args:
         device: Device of this process.
-        processes: Number of processes that share the host memory.
+        local_processes: Number of processes that share the host memory.
 
     Returns:
         Size in bytes.
     """
     if device.type == "cuda":
         # memory that torch's allocator has reserved, but that no tensor uses, is free too
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + unused
+        unused_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused_bytes
     available = psutil.virtual_memory().available
     # a container may have less memory than the machine
-    limit, used = CGROUP / "memory.max", CGROUP / "memory.stat"
-    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
+    limit_file, usage_file = CGROUP_FOLDER / "memory.max", CGROUP_FOLDER / "memory.stat"
+    if limit_file.is_file() and usage_file.is_file() and limit_file.read_text().strip() != "max":
         # only the first line, "anon", counts as used: the kernel can reclaim the page cache
-        taken = int(used.read_text().split()[1])
-        available = min(available, int(limit.read_text()) - taken)
-    return available // processes
+        used_bytes = int(usage_file.read_text().split()[1])
+        available = min(available, int(limit_file.read_text()) - used_bytes)
+    return available // local_processes
 
 
 def max_micro_batch_tokens(
@@ -224,27 +226,30 @@ def max_micro_batch_tokens(
     Raises:
         ValueError: If one sentence of `max_length` tokens does not fit into the free memory.
     """
-    parts = state_bytes(config, num_parameters)
-    not_yet = sum(parts.values()) - parts["weights"]
-    not_yet += fixed_step_bytes(model_config, config.precision, device.type)
-    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
-    free = free_bytes(device, processes_here)
-    each = bytes_per_token(
+    bytes_by_name = state_bytes(config, num_parameters)
+    unallocated_bytes = sum(bytes_by_name.values()) - bytes_by_name["weights"]
+    unallocated_bytes += fixed_step_bytes(model_config, config.precision, device.type)
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
+    available_bytes = free_bytes(device, local_processes)
+    token_bytes = bytes_per_token(
         model_config, config.precision, config.max_length, device.type, uses_fused_loss
     )
-    fitting = (int(USABLE * free) - not_yet) // each
-    if fitting < config.max_length:
-        needed = (not_yet + config.max_length * each) / USABLE
+    fitting_tokens = (int(USABLE_SHARE * available_bytes) - unallocated_bytes) // token_bytes
+    if fitting_tokens < config.max_length:
+        needed_bytes = (unallocated_bytes + config.max_length * token_bytes) / USABLE_SHARE
         raise ValueError(
-            f"{device} must have {needed / 1e9:.1f} GB of memory free for this model and one "
-            f"sentence of max_length {config.max_length}, got {free / 1e9:.1f} GB."
+            f"{device} must have {needed_bytes / 1e9:.1f} GB of memory free for this model and one "
+            f"sentence of max_length {config.max_length}, got {available_bytes / 1e9:.1f} GB."
         )
-    share = -(-config.tokens_per_step // num_processes)
-    most = PADDING_FACTOR * share if device.type == "cuda" else min(CPU_TOKENS, share)
-    return min(fitting, max(most, config.max_length))
+    process_tokens = -(-config.tokens_per_step // num_processes)
+    if device.type == "cuda":
+        useful_tokens = PADDING_FACTOR * process_tokens
+    else:
+        useful_tokens = min(CPU_MICRO_BATCH_TOKENS, process_tokens)
+    return min(fitting_tokens, max(useful_tokens, config.max_length))
 
 
-def keep_memory() -> None:
+def keep_freed_memory() -> None:
     """Make the C library keep freed memory for the next step, and oneDNN cache few kernels.
 
     By default, glibc returns the memory of freed large tensors to the system, and mapping new pages
@@ -252,11 +257,11 @@ def keep_memory() -> None:
     changes. oneDNN makes a kernel for each shape of a batch. Thousands of cached kernels between
     the tensors would fragment the memory, so that allocations become slower and slower.
     """
-    for name in KERNEL_CACHES:
-        os.environ.setdefault(name, str(KEPT_KERNELS))
-    allocator = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    for variable in KERNEL_CACHE_VARIABLES:
+        os.environ.setdefault(variable, str(CACHED_KERNELS))
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     # older versions of glibc refuse a threshold above half of the maximum size of a heap
-    if allocator is not None and any(
-        allocator(M_MMAP_THRESHOLD, largest) for largest in MMAP_THRESHOLDS
+    if mallopt is not None and any(
+        mallopt(M_MMAP_THRESHOLD, threshold) for threshold in MMAP_THRESHOLDS
     ):
-        allocator(M_TRIM_THRESHOLD, TRIM_THRESHOLD)
+        mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD)

@@ -45,63 +45,56 @@ OPTIMIZER_FILE = "optimizer.pt"
 WEIGHTS_FILE = "model.safetensors"
 EMA_FILE = "ema.safetensors"
 # name of the entry of the state that contains the SHA-256 of all other entries
-OWN_HASH = "state_sha256"
+STATE_HASH = "state_sha256"
 BAD_FILE = "missing, truncated or changed"
 # entries of Adam's state for each weight, except the step count
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 # entries of the state of torch's gradient scaler
 SCALER_STATE = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
-DAMAGED = "remove this checkpoint's folder to resume from the checkpoint before it"
+DAMAGE_ADVICE = "remove this checkpoint's folder to resume from the checkpoint before it"
 
 logger = logging.getLogger(__name__)
 # regular expression for the names of files inside the checkpoint folder. It allows no path, so that
 # a changed state cannot name a file elsewhere
-PLAIN_NAME = r"(?!\.{1,2}$)[^/\\\0]+"
-COUNTS = mapping(other_items=whole_number(0))
-WINDOW = mapping(
-    {
-        "loss": NUMBER,
-        "tokens": whole_number(0),
-        "cells": whole_number(0),
-        "filled_cells": whole_number(0),
-    },
+FILE_NAME_PATTERN = r"(?!\.{1,2}$)[^/\\\0]+"
+COUNTS_SCHEMA = mapping(other_items=whole(0))
+WINDOW_SCHEMA = mapping(
+    {"loss": NUMBER, "tokens": whole(0), "cells": whole(0), "filled_cells": whole(0)},
     other_items=NOTHING,
 )
-STREAM_POSITION = mapping(
-    {"pass": whole_number(0), "shard": whole_number(0), "pairs": whole_number(0), "state": ANYTHING}
+STREAM_POSITION_SCHEMA = mapping(
+    {"pass": whole(0), "shard": whole(0), "pairs": whole(0), "state": ANYTHING}
 )
-POSITION = mapping(
+POSITION_SCHEMA = mapping(
     {
-        "block": whole_number(0),
-        "first_step": whole_number(0),
-        "counts": COUNTS,
-        "places": list_of(STREAM_POSITION, least=1),
-        "block_counts": COUNTS,
+        "block": whole(0),
+        "first_step": whole(0),
+        "counts": COUNTS_SCHEMA,
+        "places": list_of(STREAM_POSITION_SCHEMA, least=1),
+        "block_counts": COUNTS_SCHEMA,
         "text_sha256": TEXT,
     }
 )
-STATE = mapping(
+STATE_SCHEMA = mapping(
     {
         "step": whole_number(0),
         "is_stop": TRUTH,
         "seconds": NUMBER,
-        "sizes": mapping(other_items=whole_number(0), other_names=PLAIN_NAME),
-        "sha256": mapping(other_items=TEXT, other_names=PLAIN_NAME),
-        OWN_HASH: TEXT,
+        "sizes": mapping(other_items=whole(0), names=FILE_NAME_PATTERN),
+        "sha256": mapping(other_items=TEXT, names=FILE_NAME_PATTERN),
+        STATE_HASH: TEXT,
     }
 )
 # best checkpoint so far: metric, step, score by this metric, and number of checkpoints after it
-BEST = mapping(
-    {"metric": TEXT, "step": whole_number(1), "score": NUMBER, "later": whole_number(0)},
-    other_items=NOTHING,
+BEST_SCHEMA = mapping(
+    {"metric": TEXT, "step": whole(1), "score": NUMBER, "later": whole(0)}, other_items=NOTHING
 )
 # cooldown that began earlier than the settings say, so that it ends within `max_minutes`
-COOLDOWN = mapping(
-    {"steps": whole_number(1), "last_step": whole_number(1), "max_minutes": NUMBER},
-    other_items=NOTHING,
+COOLDOWN_SCHEMA = mapping(
+    {"steps": whole(1), "last_step": whole(1), "max_minutes": NUMBER}, other_items=NOTHING
 )
-# entries of the state that a run needs to resume, besides those of `STATE`
-RUN_STATE = mapping(
+# entries of the state that a run needs to resume, besides those of `STATE_SCHEMA`
+RUN_STATE_SCHEMA = mapping(
     {
         "skipped": whole_number(0),
         "skipped_in_a_row": whole_number(0),
@@ -109,10 +102,10 @@ RUN_STATE = mapping(
         "num_processes": whole_number(1),
         "tokens_per_micro_batch": whole_number(1),
         "data": mapping(),
-        "window": or_null(WINDOW),
-        "position": or_null(POSITION),
+        "window": or_null(WINDOW_SCHEMA),
+        "position": or_null(POSITION_SCHEMA),
     },
-    {"best": or_null(BEST), "cooldown": or_null(COOLDOWN)},
+    {"best": or_null(BEST_SCHEMA), "cooldown": or_null(COOLDOWN_SCHEMA)},
 )
 
 
@@ -159,42 +152,56 @@ def save_checkpoint(
         OSError: If the checkpoint cannot be written, on a full disk for example. The checkpoint
             before it stays intact.
     """
-    final = folder / f"step-{step}"
-    unfinished = unfinished_path(final)
+    checkpoint = folder / f"step-{step}"
+    unfinished = unfinished_path(checkpoint)
     try:
         make_folder(folder)
         remove_unfinished(folder)
         unfinished.mkdir()
-        tensors = {"optimizer": optimizer_state}
+        optimizer_content = {"optimizer": optimizer_state}
         if scaler is not None:
-            tensors["scaler"] = scaler.state_dict()
-        sha256 = _write_files(unfinished, model, weights, moving_average, tensors)
+            optimizer_content["scaler"] = scaler.state_dict()
+        sha256 = _write_files(unfinished, model, weights, moving_average, optimizer_content)
         sizes = {name: (unfinished / name).stat().st_size for name in sha256}
-        notes = {"step": step, "is_stop": is_stop, **state, "sizes": sizes, "sha256": sha256}
-        write_state(unfinished, notes)
-        if final.exists():
-            _remove(final)
-        unfinished.rename(final)
+        state_entries = {
+            "step": step,
+            "is_stop": is_stop,
+            **state,
+            "sizes": sizes,
+            "sha256": sha256,
+        }
+        write_state(unfinished, state_entries)
+        if checkpoint.exists():
+            _remove_checkpoint(checkpoint)
+        unfinished.rename(checkpoint)
         to_disk(folder)
     # on a full disk, safetensors raises its own error and torch raises RuntimeError
     except (OSError, SafetensorError, RuntimeError) as error:
-        free = free_space(folder)
+        free_text = free_space(folder)
         shutil.rmtree(unfinished, ignore_errors=True)
-        last = checkpoints(folder)
-        intact = f"{last[-1]} is intact" if last else "there is no checkpoint before it"
+        earlier_checkpoints = checkpoints(folder)
+        intact_text = (
+            f"{earlier_checkpoints[-1]} is intact"
+            if earlier_checkpoints
+            else "there is no checkpoint before it"
+        )
         raise OSError(
-            f"checkpoint {final} cannot be written with {free}, {intact}: "
+            f"checkpoint {checkpoint} cannot be written with {free_text}, {intact_text}: "
             f"{' '.join(str(error).split())}"
         ) from error
-    found = checkpoints(folder)
-    regular = [path for path in found if not _is_of_stop(path)]
-    kept = regular[-keep:] if keep_seconds is None else recent_checkpoints(keep_seconds, regular)
+    complete_checkpoints = checkpoints(folder)
+    regular_paths = [path for path in complete_checkpoints if not _is_stop_checkpoint(path)]
+    kept_paths = (
+        regular_paths[-keep:]
+        if keep_seconds is None
+        else recent_checkpoints(keep_seconds, regular_paths)
+    )
     if best_step is not None:
-        kept += checkpoints_around(best_step, keep, regular)
-    for path in found:
-        if path != final and path not in kept:
-            _remove(path)
-    return final
+        kept_paths += checkpoints_around(best_step, keep, regular_paths)
+    for path in complete_checkpoints:
+        if path != checkpoint and path not in kept_paths:
+            _remove_checkpoint(path)
+    return checkpoint
 
 
 def _write_files(
@@ -202,29 +209,29 @@ def _write_files(
     model: PreTrainedModel,
     weights: Mapping[str, Tensor],
     moving_average: Mapping[str, Tensor] | None,
-    tensors: Mapping[str, Any],
+    optimizer_content: Mapping[str, Any],
 ) -> dict[str, str]:
     """Write the files of a checkpoint except its state; return their SHA-256 by name."""
-    hashes: dict[Path, Future[str]] = {}
-    synced: list[Future[None]] = []
+    hash_futures: dict[Path, Future[str]] = {}
+    sync_futures: list[Future[None]] = []
     with ThreadPoolExecutor() as threads:
 
         def hash_and_sync():
             # hash and flush the new files in other threads, while the next file is written
-            for path in sorted(set(folder.iterdir()) - set(hashes)):
-                hashes[path] = threads.submit(sha256_of, path)
-                synced.append(threads.submit(to_disk, path))
+            for path in sorted(set(folder.iterdir()) - set(hash_futures)):
+                hash_futures[path] = threads.submit(sha256_of, path)
+                sync_futures.append(threads.submit(to_disk, path))
 
         model.save_pretrained(folder, state_dict=dict(weights), max_shard_size="1TB")
         hash_and_sync()
         if moving_average is not None:
             save_file(dict(moving_average), folder / EMA_FILE, metadata={"format": "pt"})
             hash_and_sync()
-        torch.save(tensors, folder / OPTIMIZER_FILE)
+        torch.save(optimizer_content, folder / OPTIMIZER_FILE)
         hash_and_sync()
-    for done in synced:
-        done.result()
-    return {path.name: found.result() for path, found in hashes.items()}
+    for sync_future in sync_futures:
+        sync_future.result()
+    return {path.name: hash_future.result() for path, hash_future in hash_futures.items()}
 
 
 def sha256_of(path: Path) -> str:
@@ -240,28 +247,28 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_state(checkpoint: Path, notes: Mapping[str, Any]) -> None:
+def write_state(checkpoint: Path, state: Mapping[str, Any]) -> None:
     """Write the state of a checkpoint, with a hash of its own content.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        notes: Entries of the state, by name.
+        state: Entries of the state, by name.
     """
-    notes = {name: note for name, note in notes.items() if name != OWN_HASH}
-    text = json.dumps({**notes, OWN_HASH: _hash_of(notes)}, indent=1)
+    state = {name: entry for name, entry in state.items() if name != STATE_HASH}
+    text = json.dumps({**state, STATE_HASH: _hash_state(state)}, indent=1)
     write_atomically(checkpoint / STATE_FILE, text)
 
 
-def _hash_of(notes: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(notes).encode()).hexdigest()
+def _hash_state(state: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
 
-def _remove(path: Path):
+def _remove_checkpoint(path: Path):
     # rename before the removal, so that a half-removed folder never has the name of a checkpoint
-    doomed = unfinished_path(path)
+    renamed_path = unfinished_path(path)
     try:
-        path.rename(doomed)
-        shutil.rmtree(doomed)
+        path.rename(renamed_path)
+        shutil.rmtree(renamed_path)
     except OSError as error:
         logger.warning("%s cannot be removed and stays: %s", path, error)
 
@@ -286,7 +293,11 @@ def checkpoints(folder: Path, ignored_files: Collection[str] = ()) -> list[Path]
     Returns:
         Folders of the checkpoints, oldest first.
     """
-    return [path for path in _named(folder) if _damaged_file(path, ignored_files) is None]
+    return [
+        path
+        for path in _list_named_checkpoints(folder)
+        if _find_damaged_file(path, ignored_files) is None
+    ]
 
 
 def newest_intact(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
@@ -299,13 +310,13 @@ def newest_intact(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
         Folder of the checkpoint, or None; and the newer, damaged checkpoints, newest first, each
         with the name of its first file that is missing, truncated or changed.
     """
-    passed_over: list[tuple[Path, str]] = []
-    for path in reversed(_named(folder)):
-        file = _damaged_file(path, ()) or changed_file(path)
-        if file is None:
-            return path, passed_over
-        passed_over.append((path, file))
-    return None, passed_over
+    damaged_checkpoints: list[tuple[Path, str]] = []
+    for path in reversed(_list_named_checkpoints(folder)):
+        damaged_file = _find_damaged_file(path, ()) or changed_file(path)
+        if damaged_file is None:
+            return path, damaged_checkpoints
+        damaged_checkpoints.append((path, damaged_file))
+    return None, damaged_checkpoints
 
 
 def incomplete_checkpoints(folder: Path, ignored_files: Collection[str] = ()) -> dict[Path, str]:
@@ -318,8 +329,10 @@ def incomplete_checkpoints(folder: Path, ignored_files: Collection[str] = ()) ->
     Returns:
         Name of the first missing or truncated file, for the folder of each incomplete checkpoint.
     """
-    found = {path: _damaged_file(path, ignored_files) for path in _named(folder)}
-    return {path: file for path, file in found.items() if file is not None}
+    damaged_files = {
+        path: _find_damaged_file(path, ignored_files) for path in _list_named_checkpoints(folder)
+    }
+    return {path: file for path, file in damaged_files.items() if file is not None}
 
 
 def changed_file(checkpoint: Path, ignored_files: Collection[str] = ()) -> str | None:
@@ -338,19 +351,19 @@ def changed_file(checkpoint: Path, ignored_files: Collection[str] = ()) -> str |
     return None
 
 
-def _named(folder: Path) -> list[Path]:
+def _list_named_checkpoints(folder: Path) -> list[Path]:
     # ignore folders with similar names, such as a user's copy of a checkpoint
     return sorted(
-        filter(_is_name, folder.glob("step-*")),
+        filter(_has_checkpoint_name, folder.glob("step-*")),
         key=lambda path: int(path.name.removeprefix("step-")),
     )
 
 
-def _is_name(path: Path) -> bool:
+def _has_checkpoint_name(path: Path) -> bool:
     return re.fullmatch(r"step-(0|[1-9][0-9]{0,18})", path.name) is not None
 
 
-def _damaged_file(checkpoint: Path, ignored_files: Collection[str]) -> str | None:
+def _find_damaged_file(checkpoint: Path, ignored_files: Collection[str]) -> str | None:
     """Return the name of the first file that is missing or changed in size, or None."""
     try:
         sizes = read_state(checkpoint)["sizes"]
@@ -373,42 +386,47 @@ def regular_checkpoints(folder: Path, ignored_files: Collection[str] = ()) -> li
     Returns:
         Folders of the checkpoints, oldest first. If all are stop checkpoints, the newest one.
     """
-    found = checkpoints(folder, ignored_files)
-    return [path for path in found if not _is_of_stop(path)] or found[-1:]
+    complete_checkpoints = checkpoints(folder, ignored_files)
+    regular_paths = [path for path in complete_checkpoints if not _is_stop_checkpoint(path)]
+    return regular_paths or complete_checkpoints[-1:]
 
 
-def recent_checkpoints(seconds: float, found: Sequence[Path]) -> list[Path]:
+def recent_checkpoints(seconds: float, candidates: Sequence[Path]) -> list[Path]:
     """Select the checkpoints of the last part of the training.
 
     Args:
         seconds: Length of this part, in seconds of training before the last checkpoint; the time
             between a stop and its resume does not count.
-        found: Checkpoints, oldest first.
+        candidates: Checkpoints, oldest first.
 
     Returns:
         Selected checkpoints, oldest first, always including the last one.
     """
-    made_at = {path: read_state(path)["seconds"] for path in found}
-    return [path for path in found if made_at[found[-1]] - made_at[path] <= seconds]
+    training_seconds = {path: read_state(path)["seconds"] for path in candidates}
+    return [
+        path
+        for path in candidates
+        if training_seconds[candidates[-1]] - training_seconds[path] <= seconds
+    ]
 
 
-def checkpoints_around(step: int, number: int, found: Sequence[Path]) -> list[Path]:
+def checkpoints_around(step: int, num_checkpoints: int, candidates: Sequence[Path]) -> list[Path]:
     """Select the checkpoints around that of a step.
 
     Args:
         step: Step of the checkpoint in the middle.
-        number: Number of checkpoints to select. If it is even, one more is before the middle
-            checkpoint than after it.
-        found: Checkpoints, oldest first.
+        num_checkpoints: Number of checkpoints to select. If it is even, one more is before the
+            middle checkpoint than after it.
+        candidates: Checkpoints, oldest first.
 
     Returns:
         Selected checkpoints, oldest first. If one side of the middle checkpoint has too few
         checkpoints, more are selected on the other side.
     """
-    steps = [int(path.name.removeprefix("step-")) for path in found]
+    steps = [int(path.name.removeprefix("step-")) for path in candidates]
     index = max(bisect.bisect_right(steps, step) - 1, 0)
-    first = max(min(index - number // 2, len(found) - number), 0)
-    return list(found[first : first + number])
+    first = max(min(index - num_checkpoints // 2, len(candidates) - num_checkpoints), 0)
+    return list(candidates[first : first + num_checkpoints])
 
 
 def make_regular(checkpoint: Path) -> None:
@@ -420,7 +438,7 @@ def make_regular(checkpoint: Path) -> None:
     write_state(checkpoint, {**read_state(checkpoint), "is_stop": False})
 
 
-def _is_of_stop(checkpoint: Path) -> bool:
+def _is_stop_checkpoint(checkpoint: Path) -> bool:
     return read_state(checkpoint)["is_stop"]
 
 
@@ -438,10 +456,10 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
             name.
     """
     path = checkpoint / STATE_FILE
-    state = read_json(path, STATE)
-    if state.pop(OWN_HASH) != _hash_of(state):
+    state = read_json(path, STATE_SCHEMA)
+    if state.pop(STATE_HASH) != _hash_state(state):
         raise ValueError(f"{path} must be as it was saved, and was changed.")
-    if _is_name(checkpoint) and checkpoint.name != f"step-{state['step']}":
+    if _has_checkpoint_name(checkpoint) and checkpoint.name != f"step-{state['step']}":
         raise ValueError(
             f"{path}: step must match the name of the folder, {checkpoint.name}, got "
             f"{state['step']}."
@@ -467,7 +485,9 @@ def read_optimizer(checkpoint: Path) -> dict[str, Any]:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     # the zip archive, or the pickled data or the names inside the archive can be damaged
     except UNREADABLE as error:
-        raise ValueError(f"{path} must be as it was saved, and is damaged: {DAMAGED}.") from error
+        raise ValueError(
+            f"{path} must be as it was saved, and is damaged: {DAMAGE_ADVICE}."
+        ) from error
 
 
 def read_optimizer_of(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
@@ -485,35 +505,42 @@ def read_optimizer_of(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
         ValueError: If the file is damaged, or contains the state of another model.
     """
     path, content = checkpoint / OPTIMIZER_FILE, read_optimizer(checkpoint)
-    optimizer = _mapping(path, "its content", content).get("optimizer")
-    slots_of = _mapping(path, "optimizer", optimizer).get("state")
+    optimizer = _require_mapping(path, "its content", content).get("optimizer")
+    weight_states = _require_mapping(path, "optimizer", optimizer).get("state")
     parameters = list(model.named_parameters())
-    state = {}
-    for index, slots in _mapping(path, "state", slots_of).items():
+    checked_states = {}
+    for index, weight_state in _require_mapping(path, "state", weight_states).items():
         if type(index) is not int or not 0 <= index < len(parameters):
             raise ValueError(
                 f"{path} must hold the state of the model's {len(parameters)} weights, got an "
                 f"entry with the index {index!r:.40}."
             )
         name, weight = parameters[index]
-        wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"step": ((), torch.float32)}
-        wanted |= dict.fromkeys(ADAM_MOMENTS, (weight.shape, weight.dtype))
-        _refuse_other_names(path, f"the state of {name}", _mapping(path, name, slots), wanted)
-        for slot, (shape, dtype) in wanted.items():
-            _check_tensor(path, f"{slot} of {name}", slots[slot], shape, dtype)
+        expected_entries: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "step": ((), torch.float32)
+        }
+        expected_entries |= dict.fromkeys(ADAM_MOMENTS, (weight.shape, weight.dtype))
+        _refuse_other_names(
+            path,
+            f"the state of {name}",
+            _require_mapping(path, name, weight_state),
+            expected_entries,
+        )
+        for entry, (shape, dtype) in expected_entries.items():
+            _check_tensor(path, f"{entry} of {name}", weight_state[entry], shape, dtype)
         # copy the memory-mapped tensors, because saving a later checkpoint removes the file
-        state[index] = {slot: slots[slot].clone() for slot in wanted}
-    before: dict[str, Any] = {"optimizer": {"state": dict(sorted(state.items()))}}
+        checked_states[index] = {entry: weight_state[entry].clone() for entry in expected_entries}
+    checked_content: dict[str, Any] = {"optimizer": {"state": dict(sorted(checked_states.items()))}}
     if "scaler" in content:
-        before["scaler"] = _mapping(path, "scaler", content["scaler"])
-        _refuse_other_names(path, "the gradient scaler", before["scaler"], SCALER_STATE)
-        for name, value in before["scaler"].items():
+        checked_content["scaler"] = _require_mapping(path, "scaler", content["scaler"])
+        _refuse_other_names(path, "the gradient scaler", checked_content["scaler"], SCALER_STATE)
+        for name, value in checked_content["scaler"].items():
             if type(value) not in (int, float) or not 0 <= value < math.inf:
                 raise ValueError(
                     f"{path} must hold a number for {name} of the gradient scaler, got "
                     f"{value!r:.40}."
                 )
-    return before
+    return checked_content
 
 
 def read_moving_average(checkpoint: Path, model: nn.Module) -> dict[str, Tensor]:
@@ -537,19 +564,27 @@ def read_moving_average(checkpoint: Path, model: nn.Module) -> dict[str, Tensor]
     return averages
 
 
-def _mapping(path: Path, name: str, value: Any) -> Mapping[Any, Any]:
+def _require_mapping(path: Path, name: str, value: Any) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(
-            f"{path} must hold a mapping for {name}, got a {type(value).__name__}: {DAMAGED}."
+            f"{path} must hold a mapping for {name}, got a {type(value).__name__}: {DAMAGE_ADVICE}."
         )
     return value
 
 
-def _refuse_other_names(path: Path, what: str, given: Collection[Any], wanted: Collection[str]):
-    if set(given) != set(wanted):
-        missing, others = set(wanted) - set(given), set(given) - set(wanted)
-        difference = f"without {min(missing)}" if missing else f"with {others.pop()!r:.40}"
-        raise ValueError(f"{path} must fit the model, got {what} {difference}: {DAMAGED}.")
+def _refuse_other_names(
+    path: Path, description: str, names: Collection[Any], expected_names: Collection[str]
+):
+    if set(names) != set(expected_names):
+        missing_names = set(expected_names) - set(names)
+        unknown_names = set(names) - set(expected_names)
+        if missing_names:
+            difference = f"without {min(missing_names)}"
+        else:
+            difference = f"with {unknown_names.pop()!r:.40}"
+        raise ValueError(
+            f"{path} must fit the model, got {description} {difference}: {DAMAGE_ADVICE}."
+        )
 
 
 def _check_tensor(
@@ -559,7 +594,7 @@ def _check_tensor(
     if (tensor.dtype, tuple(tensor.shape)) != (dtype, tuple(shape)):
         raise ValueError(
             f"{path} must fit the model: {name} must be {dtype} of shape {list(shape)}, got "
-            f"{tensor.dtype} of shape {list(tensor.shape)}. {DAMAGED.capitalize()}."
+            f"{tensor.dtype} of shape {list(tensor.shape)}. {DAMAGE_ADVICE.capitalize()}."
         )
 
 
@@ -582,7 +617,7 @@ def read_weights(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
     except SafetensorError as error:
         raise ValueError(
             f"{folder / name} must be as it was saved, and is damaged: {error}. "
-            f"{DAMAGED.capitalize()}."
+            f"{DAMAGE_ADVICE.capitalize()}."
         ) from error
 
 
@@ -617,12 +652,13 @@ def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
         ValueError: If another weight is missing, a name is unknown, or a shape differs.
     """
     try:
-        missing, unexpected = model.load_state_dict(weights, strict=False)
+        missing_names, unexpected_names = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
         raise ValueError(f"weights must fit the model: {' '.join(str(error).split())}") from error
-    missing = set(missing) - set(model.all_tied_weights_keys)
-    missing -= {*(model._keys_to_ignore_on_save or ()), *dict(model.named_buffers())}
-    if missing or unexpected:
+    missing_names = set(missing_names) - set(model.all_tied_weights_keys)
+    missing_names -= {*(model._keys_to_ignore_on_save or ()), *dict(model.named_buffers())}
+    if missing_names or unexpected_names:
         raise ValueError(
-            f"weights must fit the model, got missing {sorted(missing)}, unexpected {unexpected}."
+            f"weights must fit the model, got missing {sorted(missing_names)}, unexpected "
+            f"{unexpected_names}."
         )

@@ -40,7 +40,7 @@ def environment_facts() -> dict[str, Any]:
     return {
         # keep the command on one line: a line feed in an argument becomes $'\n', which a shell
         # reads as a line feed
-        "command": shlex.join([*_program(), *sys.argv[1:]]).replace("\n", "'$'\\n''"),
+        "command": shlex.join([*_program_words(), *sys.argv[1:]]).replace("\n", "'$'\\n''"),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
@@ -49,8 +49,8 @@ def environment_facts() -> dict[str, Any]:
             torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
         )
         or "none",
-        **{name: _version(name) for name in LIBRARIES},
-        "commit": _commit(),
+        **{name: _library_version(name) for name in LIBRARIES},
+        "commit": _git_commit(),
     }
 
 
@@ -61,14 +61,14 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
         folder: Run folder.
         facts: Further facts to write, by name.
     """
-    lines = {**environment_facts(), **facts}
+    all_facts = {**environment_facts(), **facts}
     path = folder / ENVIRONMENT_FILE
-    before = read_text(path) if path.exists() else ""
-    block = "".join(f"{name}: {value}\n" for name, value in lines.items())
-    write_atomically(path, f"{before}{block}\n")
+    earlier_text = read_text(path) if path.exists() else ""
+    start_block = "".join(f"{name}: {value}\n" for name, value in all_facts.items())
+    write_atomically(path, f"{earlier_text}{start_block}\n")
 
 
-def _program() -> list[str]:
+def _program_words() -> list[str]:
     """Return the first words of the command line, the program, without its path on this machine."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is None:
@@ -76,24 +76,24 @@ def _program() -> list[str]:
     return ["python", "-m", module.name.removesuffix(".__main__")]
 
 
-def _version(name: str) -> str:
+def _library_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
 
 
-def _commit() -> str:
-    package = Path(__file__).parents[2]
+def _git_commit() -> str:
+    package_folder = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(package), *arguments]
+        command = ["git", "-C", str(package_folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         # an installed package can be inside the checkout of another project, whose commit says
         # nothing about this package
-        if Path(git("rev-parse", "--show-toplevel")).resolve() != package.resolve():
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != package_folder.resolve():
             return "none"
         return git("rev-parse", "HEAD") + (" (dirty)" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):

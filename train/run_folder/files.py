@@ -31,34 +31,35 @@ from .environment import ENVIRONMENT_FILE
 METRICS_FILE = "metrics.jsonl"
 SCORES_FILE = "scores.json"
 AVERAGE_FILE = "average.json"
-SETTING = Kind("a number, text, true, false or null", lambda it: not isinstance(it, list | dict))
-METRICS = mapping({"step": whole_number(0)}, other_items=or_null(NUMBER))
-AVERAGE = mapping(
+SETTING_KIND = Kind(
+    "a number, text, true, false or null", lambda it: not isinstance(it, list | dict)
+)
+METRICS_SCHEMA = mapping({"step": whole(0)}, other_items=or_null(NUMBER))
+AVERAGE_SCHEMA = mapping(
     {
         "steps": list_of(whole_number(0), least=1),
         "ema_decay": or_null(NUMBER),
         "seconds": NUMBER,
     }
 )
-COMPARISON = mapping(
+COMPARISON_SCHEMA = mapping(
     {
         **dict.fromkeys(("score", "ci", "other", "other_ci", "p_value"), NUMBER),
         "signature": TEXT,
     }
 )
-INTERVAL = mapping({"mean": NUMBER, "ci": NUMBER})
-LEAKS = mapping(
-    dict.fromkeys(
-        ("source_exact", "source_near", "target_exact", "target_near", "pairs"), whole_number(0)
-    )
+INTERVAL_SCHEMA = mapping({"mean": NUMBER, "ci": NUMBER})
+LEAKS_SCHEMA = mapping(
+    dict.fromkeys(("source_exact", "source_near", "target_exact", "target_near", "pairs"), whole(0))
 )
-SCORES = mapping(
+SCORES_SCHEMA = mapping(
     other_items=mapping(
         optional={
             "average": or_null(TEXT),
             "against": mapping(
                 other_items=mapping(
-                    optional={"bleu": COMPARISON, "chrf": COMPARISON}, other_items=NOTHING
+                    optional={"bleu": COMPARISON_SCHEMA, "chrf": COMPARISON_SCHEMA},
+                    other_items=NOTHING,
                 )
             ),
         }
@@ -66,22 +67,22 @@ SCORES = mapping(
 )
 # entry of `scores.json` for translations; entries for other results, such as trees, have other
 # fields
-TRANSLATED = mapping(
+TRANSLATION_SCORE_SCHEMA = mapping(
     {
         **dict.fromkeys(("dataset", "source_lang", "target_lang"), TEXT),
         **dict.fromkeys(("split", "name"), or_null(TEXT)),
         "sentences": whole_number(1),
         **dict.fromkeys(("bleu", "chrf", "exact_match"), NUMBER),
         **dict.fromkeys(("bleu_signature", "chrf_signature"), TEXT),
-        "search": mapping(other_items=SETTING),
+        "search": mapping(other_items=SETTING_KIND),
     },
     {
         **dict.fromkeys(("comet", "compound_bleu", "seconds"), NUMBER),
         **dict.fromkeys(("comet_signature", "compound_bleu_signature"), TEXT),
         "empty": whole_number(0),
         "references": list_of(TEXT, least=1),
-        "intervals": mapping({"bleu": INTERVAL, "chrf": INTERVAL, "signature": TEXT}),
-        "leaks": either(LEAKS, TEXT),
+        "intervals": mapping({"bleu": INTERVAL_SCHEMA, "chrf": INTERVAL_SCHEMA, "signature": TEXT}),
+        "leaks": either(LEAKS_SCHEMA, TEXT),
     },
 )
 # files of a saved model, its model card, its scores and its pictures
@@ -99,7 +100,7 @@ MODEL_FILES = (
     "pictures/attention.png",
 )
 # names of all files and folders that commands write to a run folder
-WRITTEN = (
+WRITTEN_NAMES = (
     *(name for name in MODEL_FILES if "/" not in name),
     RECIPE_FILE,
     METRICS_FILE,
@@ -139,7 +140,7 @@ def lock_run_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
         ValueError: If another command has locked the folder, or a file or folder in it is a link.
     """
     with locked_folder(folder, seconds) as is_locked:
-        refuse_links(folder, WRITTEN)
+        refuse_links(folder, WRITTEN_NAMES)
         if is_locked:
             # remove the temporary files of killed commands. The lock makes this safe: no other
             # command is writing
@@ -161,7 +162,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         ValueError: If a complete line is damaged; names the line.
     """
     path = folder / METRICS_FILE
-    return read_json_lines(path, METRICS) if path.exists() else []
+    return read_json_lines(path, METRICS_SCHEMA) if path.exists() else []
 
 
 def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
@@ -177,10 +178,10 @@ def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
         ValueError: If the file is damaged.
     """
     path = folder / SCORES_FILE
-    scores = read_json(path, SCORES) if path.exists() else {}
+    scores = read_json(path, SCORES_SCHEMA) if path.exists() else {}
     for key, score in scores.items():
         if "bleu" in score:
-            check(score, TRANSLATED, path, key)
+            check(score, TRANSLATION_SCORE_SCHEMA, path, key)
     return scores
 
 
@@ -212,7 +213,7 @@ def read_average(folder: Path) -> dict[str, Any] | None:
         ValueError: If the file is damaged.
     """
     path = folder / AVERAGE_FILE
-    return read_json(path, AVERAGE) if path.exists() else None
+    return read_json(path, AVERAGE_SCHEMA) if path.exists() else None
 
 
 def describe_average(folder: Path) -> str | None:
@@ -234,8 +235,8 @@ def describe_average(folder: Path) -> str | None:
             f"with decay {average['ema_decay']}"
         )
     plural = "s" if len(steps) > 1 else ""
-    numbers = ", ".join(map(str, steps))
-    return f"the mean of {len(steps)} checkpoint{plural}, of step{plural} {numbers}"
+    step_numbers = ", ".join(map(str, steps))
+    return f"the mean of {len(steps)} checkpoint{plural}, of step{plural} {step_numbers}"
 
 
 def read_recipe(folder: Path) -> TrainConfig:

@@ -20,9 +20,9 @@ from .environment import read_environment
 from .files import describe_average, read_average, read_metrics, read_scores
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "comet": "COMET"}
-DIGITS = {"comet": 4}
+METRIC_DIGITS = {"comet": 4}
 COMPOUND_BLEU = "compound-split tokenised BLEU"
-EXAMPLES = 3
+NUM_EXAMPLES = 3
 
 
 def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> None:
@@ -39,61 +39,63 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
     average = describe_average(folder)
     scores = {key: score for key, score in read_scores(folder).items() if "bleu" in score}
     steps = max((line["step"] for line in read_metrics(folder)), default=0)
-    corpora, on_hub = _corpora(config), _on_hub(folder, config)
+    corpora, hub_datasets = _list_corpora(config), _find_hub_datasets(folder, config)
     title = folder.resolve().name
-    parts = [
-        f"---\n{_metadata(title, config, scores, average, on_hub).to_yaml()}\n---\n",
+    sections = [
+        f"---\n{_make_metadata(title, config, scores, average, hub_datasets).to_yaml()}\n---\n",
         f"# {title}: {config.source_lang} to {config.target_lang}\n",
-        f"{_model_name(config)}, with "
+        f"{_describe_model(config)}, with "
         f"{num_parameters:,} parameters, trained from scratch for {steps:,} steps on "
-        f"{' and '.join(_data_name(corpus, on_hub) for corpus in corpora)}."
+        f"{' and '.join(_describe_corpus(corpus, hub_datasets) for corpus in corpora)}."
         f"{f' Its weights are {average}.' if average else ''}\n",
         "```python\nimport vanilla_transformer\nfrom transformers import pipeline\n\n"
-        f'translate = pipeline("translation", model="{folder.as_posix()}"{_trust(config)})\n'
+        f'translate = pipeline("translation", model="{folder.as_posix()}"'
+        f"{_trust_argument(config)})\n"
         'print(translate("..."))\n```\n',
-        _search_text(folder, config),
+        _describe_search(folder, config),
         "## Results\n",
-        _results(scores, average, config),
-        *_examples(folder, scores, average),
+        _format_results(scores, average, config),
+        *_format_examples(folder, scores, average),
         "## Training\n",
-        _facts(folder, config, num_parameters),
+        _format_facts(folder, config, num_parameters),
     ]
-    parts += [
-        f"![{text}](pictures/{name})\n"
-        for name, text in (
+    sections += [
+        f"![{caption}](pictures/{picture})\n"
+        for picture, caption in (
             ("loss.png", "Loss against steps"),
             ("attention.png", "Attention of the last decoder layer to the source"),
         )
-        if (folder / "pictures" / name).is_file()
+        if (folder / "pictures" / picture).is_file()
     ]
     recipe = read_text(folder / RECIPE_FILE).strip()
-    parts += [
+    sections += [
         "All settings, as `recipe.yaml` (train with `vanilla-transformer train recipe.yaml`):\n",
         f"```yaml\n{recipe}\n```\n",
         "## Environment\n",
-        *_environment(folder),
+        *_format_environment(folder),
     ]
-    write_atomically(folder / "README.md", "\n".join(parts))
+    write_atomically(folder / "README.md", "\n".join(sections))
 
 
-def _model_name(config: TrainConfig) -> str:
+def _describe_model(config: TrainConfig) -> str:
     if config.model_class is None:
         return 'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017)'
     return f"A model of the class {config.model_class.rpartition(':')[2]}"
 
 
-def _trust(config: TrainConfig) -> str:
+def _trust_argument(config: TrainConfig) -> str:
     return ", trust_remote_code=True" if config.has_model_file else ""
 
 
-def _search_text(folder: Path, config: TrainConfig) -> str:
+def _describe_search(folder: Path, config: TrainConfig) -> str:
     """Return the sentence about the model's default search."""
-    search = GenerationConfig.from_pretrained(folder)
-    if getattr(search, "length_penalty_alpha", None) is None:
+    generation_config = GenerationConfig.from_pretrained(folder)
+    if getattr(generation_config, "length_penalty_alpha", None) is None:
         return (
             "Translation uses the beam search of transformers: "
-            f"{search.num_beams} beams, length penalty length^{search.length_penalty}, "
-            f"at most {search.max_length} tokens.\n"
+            f"{generation_config.num_beams} beams, "
+            f"length penalty length^{generation_config.length_penalty}, "
+            f"at most {generation_config.max_length} tokens.\n"
         )
     return (
         f"Translation uses the beam search of the paper, section 6.1: beam size "
@@ -102,50 +104,54 @@ def _search_text(folder: Path, config: TrainConfig) -> str:
     )
 
 
-def _on_hub(folder: Path, config: TrainConfig) -> list[str]:
+def _find_hub_datasets(folder: Path, config: TrainConfig) -> list[str]:
     """Return the corpora that readers of the card can find on the Hub."""
-    corpora = [corpus["dataset"] for corpus in _corpora(config)]
-    began = next(iter(read_environment(folder)), {})
-    commits = began.get("dataset_commit", "").split(", ")
+    corpus_datasets = [corpus["dataset"] for corpus in _list_corpora(config)]
+    first_start = next(iter(read_environment(folder)), {})
+    commits = first_start.get("dataset_commit", "").split(", ")
     # a corpus that was local when the run began is excluded: its path may not exist for this
     # process, and would then look like a Hub name
-    local = [dataset for dataset, commit in zip(corpora, commits, strict=False) if commit == "none"]
+    local_datasets = [
+        dataset
+        for dataset, commit in zip(corpus_datasets, commits, strict=False)
+        if commit == "none"
+    ]
     languages = (config.source_lang, config.target_lang)
     return [
         dataset
-        for dataset in dict.fromkeys(corpora)
-        if dataset not in local and is_hub_name(dataset, *languages)
+        for dataset in dict.fromkeys(corpus_datasets)
+        if dataset not in local_datasets and is_hub_name(dataset, *languages)
     ]
 
 
-def _metadata(
+def _make_metadata(
     title: str,
     config: TrainConfig,
     scores: Mapping[str, Mapping[str, Any]],
     average: str | None,
-    on_hub: list[str],
+    hub_datasets: list[str],
 ) -> ModelCardData:
-    direction = f"{config.source_lang}-{config.target_lang}"
+    language_pair = f"{config.source_lang}-{config.target_lang}"
     results = [
         EvalResult(
             task_type="translation",
-            task_name=f"Translation {direction}",
+            task_name=f"Translation {language_pair}",
             # a corpus that is not on the Hub gets the name of its folder
             dataset_type=config.dataset
-            if config.dataset in on_hub
+            if config.dataset in hub_datasets
             else _folder_name(config.dataset),
             dataset_name=f"{_folder_name(config.dataset)} {config.name or ''}".strip(),
             dataset_config=config.name,
             dataset_split=score["split"],
             metric_type=metric,
             metric_name=f"{label} ({score[f'{metric}_signature']})",
-            metric_value=round(score[metric], DIGITS.get(metric, 2)),
+            metric_value=round(score[metric], METRIC_DIGITS.get(metric, 2)),
         )
         for key, score in scores.items()
         # a score with other data, another search or other weights is not a result of this model
         if key == score["split"]
         and not is_of_other_weights(score, average)
-        and _other_search(key, score, config) is None
+        and _describe_other_search(key, score, config) is None
         for metric, label in METRICS.items()
         if metric in score
     ]
@@ -160,13 +166,13 @@ def _metadata(
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vanilla_transformer", "translation"],
-        datasets=on_hub or None,
+        datasets=hub_datasets or None,
         model_name=title if results else None,
         eval_results=results or None,
     )
 
 
-def _corpora(config: TrainConfig) -> list[dict[str, Any]]:
+def _list_corpora(config: TrainConfig) -> list[dict[str, Any]]:
     return [{"dataset": config.dataset, "name": config.name}, *config.mix]
 
 
@@ -175,13 +181,13 @@ def _folder_name(dataset: str) -> str:
     return Path(dataset).resolve().name
 
 
-def _data_name(corpus: Mapping[str, Any], on_hub: list[str]) -> str:
-    dataset, name = corpus["dataset"], corpus["name"]
-    shown = dataset if dataset in on_hub else _folder_name(dataset)
-    return f"`{shown}`, `{name}`" if name else f"`{shown}`"
+def _describe_corpus(corpus: Mapping[str, Any], hub_datasets: list[str]) -> str:
+    dataset, config_name = corpus["dataset"], corpus["name"]
+    dataset_name = dataset if dataset in hub_datasets else _folder_name(dataset)
+    return f"`{dataset_name}`, `{config_name}`" if config_name else f"`{dataset_name}`"
 
 
-def _results(
+def _format_results(
     scores: Mapping[str, Mapping[str, Any]], average: str | None, config: TrainConfig
 ) -> str:
     if not scores:
@@ -196,36 +202,41 @@ def _results(
     lines = [f"| split | sentences | {' | '.join(labels.values())} | exact match |"]
     lines += ["|---" * (len(labels) + 3) + "|"]
     for key, score in scores.items():
-        is_other, search = is_of_other_weights(score, average), _other_search(key, score, config)
+        has_other_weights = is_of_other_weights(score, average)
+        other_search = _describe_other_search(key, score, config)
         cells = [
             key
-            + (f", of other weights: {score['average']}" if is_other else "")
-            + (f", by another search: {search}" if search else "")
+            + (f", of other weights: {score['average']}" if has_other_weights else "")
+            + (f", by another search: {other_search}" if other_search else "")
         ]
         cells.append(f"{score['sentences']:,}")
         cells += [
-            f"{score[name]:.{DIGITS.get(name, 2)}f}" if name in score else "-" for name in labels
+            f"{score[name]:.{METRIC_DIGITS.get(name, 2)}f}" if name in score else "-"
+            for name in labels
         ]
         lines.append(f"| {' | '.join(cells)} | {score['exact_match']:.1%} |")
     lines.append("")
     for name, label in labels.items():
-        field = f"{name}_signature"
-        for signature in dict.fromkeys(score[field] for score in scores.values() if name in score):
-            of = [key for key, score in scores.items() if score.get(field) == signature]
-            lines.append(f"- {label}, {', '.join(of)}: `{signature}`")
+        signature_field = f"{name}_signature"
+        signatures = [score[signature_field] for score in scores.values() if name in score]
+        for signature in dict.fromkeys(signatures):
+            split_keys = [
+                key for key, score in scores.items() if score.get(signature_field) == signature
+            ]
+            lines.append(f"- {label}, {', '.join(split_keys)}: `{signature}`")
     lines += [
         f"- 95% confidence intervals, {key}: {format_intervals(score['intervals'])}"
         for key, score in scores.items()
         if "intervals" in score
     ]
-    leaks = {key: score["leaks"] for key, score in scores.items() if "leaks" in score}
-    if leaks:
+    leak_counts = {key: score["leaks"] for key, score in scores.items() if "leaks" in score}
+    if leak_counts:
         lines += ["", f"Sentences that the training text contains ({DEFINITION}):", ""]
-        lines += [f"- {key}: {describe_leaks(found)}" for key, found in leaks.items()]
+        lines += [f"- {key}: {describe_leaks(counts)}" for key, counts in leak_counts.items()]
     for key, score in scores.items():
-        for other, comparison in score.get("against", {}).items():
-            shown = f"{key}, of other weights," if is_of_other_weights(score, average) else key
-            lines += ["", f"{shown} against {other}, paired bootstrap, 95% confidence:", ""]
+        for other_model, comparison in score.get("against", {}).items():
+            heading = f"{key}, of other weights," if is_of_other_weights(score, average) else key
+            lines += ["", f"{heading} against {other_model}, paired bootstrap, 95% confidence:", ""]
             lines += [
                 f"- {METRICS[name]} {result['score']:.2f} ± {result['ci']:.2f} against "
                 f"{result['other']:.2f} ± {result['other_ci']:.2f}, p = {result['p_value']:.4f}: "
@@ -251,11 +262,11 @@ def format_intervals(intervals: Mapping[str, Any]) -> str:
         Mean over the bootstrap samples ± half the width of the interval, for BLEU and chrF, and the
         signature, which names the number of samples and the seed.
     """
-    found = ", ".join(
+    interval_text = ", ".join(
         f"{METRICS[name]} {intervals[name]['mean']:.2f} ± {intervals[name]['ci']:.2f}"
         for name in ("bleu", "chrf")
     )
-    return f"{found}   {intervals['signature']}"
+    return f"{interval_text}   {intervals['signature']}"
 
 
 def is_of_other_weights(score: Mapping[str, Any], average: str | None) -> bool:
@@ -263,26 +274,28 @@ def is_of_other_weights(score: Mapping[str, Any], average: str | None) -> bool:
     return score.get("average", average) != average
 
 
-def _other_search(key: str, score: Mapping[str, Any], config: TrainConfig) -> str | None:
+def _describe_other_search(key: str, score: Mapping[str, Any], config: TrainConfig) -> str | None:
     """Return the search of a score if it is not the run's default search, else None.
 
     Only a score that is named after its split is checked, because other names contain the search.
     """
     search = score["search"]
     # a model of another class lacks the settings of the paper's search; their values are None
-    known = {name: value for name, value in search.items() if value is not None}
-    is_default = all(getattr(config, name, None) == value for name, value in known.items())
+    known_settings = {name: value for name, value in search.items() if value is not None}
+    is_default = all(getattr(config, name, None) == value for name, value in known_settings.items())
     if key != score["split"] or is_default:
         return None
     return ", ".join(f"{name} {value}" for name, value in search.items())
 
 
-def _examples(
+def _format_examples(
     folder: Path, scores: Mapping[str, Mapping[str, Any]], average: str | None
 ) -> list[str]:
     """Return a table with the first sentences of a split of the run's dataset."""
-    own = [key for key, score in scores.items() if key == score["split"]]
-    split = min(own, key=lambda key: is_of_other_weights(scores[key], average), default=None)
+    dataset_splits = [key for key, score in scores.items() if key == score["split"]]
+    split = min(
+        dataset_splits, key=lambda key: is_of_other_weights(scores[key], average), default=None
+    )
     if split is None:
         return []
     sides = ("source", "reference", "translation")
@@ -297,26 +310,26 @@ def _examples(
                 f"{path} must have as many lines as {paths[0].name}, {len(columns[0]):,}, got "
                 f"{len(column):,}: evaluate the run again."
             )
-    others = ", by other weights" if is_of_other_weights(scores[split], average) else ""
-    lines = [f"The first sentences of {split}{others}; `hypotheses/` contains all.", ""]
+    weights_note = ", by other weights" if is_of_other_weights(scores[split], average) else ""
+    lines = [f"The first sentences of {split}{weights_note}; `hypotheses/` contains all.", ""]
     lines += ["| source | reference | translation |", "|---|---|---|"]
-    for row in itertools.islice(zip(*columns, strict=True), EXAMPLES):
-        cells = (" ".join(text.replace("|", "\\|").split()) for text in row)
+    for sentences in itertools.islice(zip(*columns, strict=True), NUM_EXAMPLES):
+        cells = (" ".join(text.replace("|", "\\|").split()) for text in sentences)
         lines.append(f"| {' | '.join(cells)} |")
     return ["\n".join(lines) + "\n"]
 
 
-def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
+def _format_facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     """Return a table with the main facts from recipe, metrics and environment."""
-    model = PreTrainedConfig.from_dict(read_config(folder))
+    model_config = PreTrainedConfig.from_dict(read_config(folder))
     # `PreTrainedConfig` knows no aliases: the width has the name that the model's class saves
-    width = getattr(model, "hidden_size", None) or model.d_model
+    width = getattr(model_config, "hidden_size", None) or model_config.d_model
     metrics = read_metrics(folder)
     # the last line with a loss: a line has no loss if all its steps were skipped
-    last: dict[str, Any] = next(
+    last_loss_line: dict[str, Any] = next(
         (line for line in reversed(metrics) if line.get("loss") is not None), {}
     )
-    checked: dict[str, Any] = next(
+    last_validation_line: dict[str, Any] = next(
         (line for line in reversed(metrics) if "validation_loss" in line), {}
     )
     # with max_minutes, a cooldown can be planned with fewer steps, and end before its last step
@@ -327,72 +340,75 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     cooldown = f", linear cooldown of {cooldown_steps:,} steps"
     facts = {
         "parameters": f"{num_parameters:,}, embeddings included",
-        "layers": f"{size_of(model, 'encoder_layers')} in the encoder, "
-        f"{size_of(model, 'decoder_layers')} in the decoder",
-        "d_model, d_ff, heads": f"{width}, {size_of(model, 'encoder_ffn_dim')}, "
-        f"{size_of(model, 'encoder_attention_heads')}",
-        "vocabulary": f"{model.vocab_size:,} tokens, shared by both languages",
-        "dropout, label smoothing": f"{size_of(model, 'dropout')}, {config.label_smoothing}",
+        "layers": f"{size_of(model_config, 'encoder_layers')} in the encoder, "
+        f"{size_of(model_config, 'decoder_layers')} in the decoder",
+        "d_model, d_ff, heads": f"{width}, {size_of(model_config, 'encoder_ffn_dim')}, "
+        f"{size_of(model_config, 'encoder_attention_heads')}",
+        "vocabulary": f"{model_config.vocab_size:,} tokens, shared by both languages",
+        "dropout, label smoothing": f"{size_of(model_config, 'dropout')}, {config.label_smoothing}",
         "batch": f"about {config.tokens_per_step:,} source and {config.tokens_per_step:,} target "
         "tokens per step",
         "learning rate": f"section 5.3, {config.warmup_steps:,} warm-up steps, times "
         f"{config.learning_rate_factor:g}" + (cooldown if cooldown_steps else ""),
         "precision": config.precision,
     }
-    environment = read_environment(folder)
+    starts = read_environment(folder)
     changes = [
         f"from step {start['first_step']} on: {start['changed']}"
-        for start in environment
+        for start in starts
         if "changed" in start
     ]
     if changes:
         facts["changed settings"] = "; ".join(changes)
-    losses = []
-    if last:
-        facts["steps"] = f"{last['step']:,}, {last['epoch']:.1f} epochs"
-        losses.append(f"{last['loss']:.3f} training, smoothed")
-    if checked.get("validation_perplexity") is not None:
-        losses.append(
-            f"{checked['validation_loss']:.3f} validation, "
-            f"perplexity {checked['validation_perplexity']:.2f}"
+    loss_texts = []
+    if last_loss_line:
+        facts["steps"] = f"{last_loss_line['step']:,}, {last_loss_line['epoch']:.1f} epochs"
+        loss_texts.append(f"{last_loss_line['loss']:.3f} training, smoothed")
+    if last_validation_line.get("validation_perplexity") is not None:
+        loss_texts.append(
+            f"{last_validation_line['validation_loss']:.3f} validation, "
+            f"perplexity {last_validation_line['validation_perplexity']:.2f}"
         )
-    if losses:
-        facts["loss"] = "; ".join(losses)
+    if loss_texts:
+        facts["loss"] = "; ".join(loss_texts)
     average = read_average(folder)
-    needed = {"gpus", "cpus", "threads_per_process", "processes"}
+    needed_facts = {"gpus", "cpus", "threads_per_process", "processes"}
     # a truncated environment.txt may lack these facts
-    is_complete = environment and all(needed <= start.keys() for start in environment)
+    is_complete = starts and all(needed_facts <= start.keys() for start in starts)
     if average is not None and is_complete:
         # a run may have resumed on another machine
-        devices = dict.fromkeys(map(_devices, environment))
-        facts["time"] = f"{_duration(average['seconds'])} on {', then '.join(devices)}"
-    return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in facts.items())]) + "\n"
+        devices = dict.fromkeys(map(_describe_devices, starts))
+        facts["time"] = f"{_format_duration(average['seconds'])} on {', then '.join(devices)}"
+    rows = [f"| {name} | {fact} |" for name, fact in facts.items()]
+    return "\n".join(["| | |", "|---|---|", *rows]) + "\n"
 
 
-def _devices(start: Mapping[str, str]) -> str:
+def _describe_devices(start: Mapping[str, str]) -> str:
     """Return the devices that one start of a run has used."""
     devices, processes = start["gpus"], start["processes"]
     if devices == "none":
         cores = int(start["cpus"])
-        used = int(start["threads_per_process"]) * int(processes)
-        devices = f"{cores} CPU cores" if used >= cores else f"{used} of {cores} CPU cores"
+        used_cores = int(start["threads_per_process"]) * int(processes)
+        devices = (
+            f"{cores} CPU cores" if used_cores >= cores else f"{used_cores} of {cores} CPU cores"
+        )
     return devices if processes == "1" else f"{devices}, {processes} processes"
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+def _format_duration(seconds: float) -> str:
+    minutes, remaining_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return f"{minutes} min {remaining_seconds:02d} s" if minutes else f"{remaining_seconds} s"
 
 
-def _environment(folder: Path) -> list[str]:
-    blocks = read_environment(folder)
-    if not blocks:
+def _format_environment(folder: Path) -> list[str]:
+    starts = read_environment(folder)
+    if not starts:
         return ["Unknown.\n"]
-    starts = []
-    if len(blocks) > 1:
-        starts = [f"The first of {len(blocks)} starts; `environment.txt` contains all.\n"]
-    text = "\n".join(f"{name}: {fact}" for name, fact in blocks[0].items())
-    return [*starts, f"```\n{text}\n```\n"]
+    intro_lines = []
+    if len(starts) > 1:
+        intro_lines = [f"The first of {len(starts)} starts; `environment.txt` contains all.\n"]
+    text = "\n".join(f"{name}: {fact}" for name, fact in starts[0].items())
+    return [*intro_lines, f"```\n{text}\n```\n"]

@@ -11,7 +11,7 @@ from ...drawing import label_rows_and_columns, new_figure, save_figure, write_me
 from .files import read_metrics
 
 
-def logged(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
+def logged_values(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
     """Extract one quantity from the metrics.
 
     Args:
@@ -39,7 +39,7 @@ def plot_losses(axes: Any, metrics: Sequence[Mapping[str, Any]], run: str | None
         ("loss", "training, with label smoothing"),
         ("validation_loss", "validation"),
     ):
-        steps, values = logged(metrics, name)
+        steps, values = logged_values(metrics, name)
         if not steps:
             continue
         is_faint = run is not None and name == "loss"
@@ -68,7 +68,7 @@ def draw_loss_curve(folder: Path) -> None:
     plot_losses(axes, metrics)
     if axes.lines:
         axes.legend()
-    steps, losses = logged(metrics, "loss")
+    steps, losses = logged_values(metrics, "loss")
     if steps:
         write_message(
             figure,

@@ -18,12 +18,12 @@ from vanilla_transformer.train.data.batches import (
     IGNORED,
     Collator,
     TrainingSteps,
-    epoch_order,
+    compute_shares,
+    count_steps,
+    draw_epoch_order,
     evaluation_batches,
     plan_steps,
-    shares_of,
     split_step,
-    steps_for,
 )
 from vanilla_transformer.train.data.corpus import load_translations
 from vanilla_transformer.train.data.pairs import encode_pairs, pair_lengths, prepare_pairs
@@ -43,7 +43,7 @@ def sizes():
 
 
 def planned(sizes, seed=1, epoch=0, tokens_per_step=8000, groups=8):
-    num_steps = steps_for(int(np.maximum(*sizes).sum()), tokens_per_step)
+    num_steps = count_steps(int(np.maximum(*sizes).sum()), tokens_per_step)
     return plan_steps(*sizes, num_steps, groups, np.random.default_rng([seed, epoch]))
 
 
@@ -238,14 +238,14 @@ def test_the_order_of_a_seed_is_the_recorded_one(pairs):
     steps = steps_of(pairs, tokens_per_step=150)
     found = []
     for number in (0, steps.steps_per_epoch + 1):
-        block, index = steps.block_of(number)
-        found.append([block.numbers[group].tolist() for group in block.steps[index]])
+        block, index = steps.find_block(number)
+        found.append([block.pair_indices[group].tolist() for group in block.steps[index]])
     assert found[0] == [[43, 54, 64, 86, 4, 14], [46, 13], [18, 27, 50]]
     assert found[1] == [[88, 37], [6, 54, 14, 57, 1, 86], [32]]
 
 
 def sources(pairs, numbers=None):
-    numbers = pairs.kept() if numbers is None else np.asarray(numbers)
+    numbers = pairs.kept_indices() if numbers is None else np.asarray(numbers)
     return sorted(tuple(ids.tolist()) for ids in pairs[numbers]["input_ids"])
 
 
@@ -280,12 +280,12 @@ def test_every_step_gets_a_sentence_even_if_steps_have_only_one(block_pairs):
         rows=lengths,
         source_lengths=lengths,
         target_lengths=lengths,
-        kept=lambda first=0, last=None: np.arange(40)[first:last],
+        kept_indices=lambda first=0, last=None: np.arange(40)[first:last],
     )
     steps = steps_of(alike, tokens_per_step=10, block_pairs=block_pairs)
     assert steps.steps_per_epoch == 39
-    planned = [steps.block_of(number) for number in range(39)]
-    found = [block.numbers[group] for block, index in planned for group in block.steps[index]]
+    planned = [steps.find_block(number) for number in range(39)]
+    found = [block.pair_indices[group] for block, index in planned for group in block.steps[index]]
     assert sorted(np.concatenate(found).tolist()) == list(range(40))
 
 
@@ -293,7 +293,9 @@ def test_a_block_holds_only_its_own_pairs(pairs):
     steps = steps_of(pairs, block_pairs=25, tokens_per_step=150)
     steps[0]
     # 90 pairs are four blocks, whose pairs are in proportion to their steps
-    assert len(steps._block.numbers) == 90 * len(steps._block.steps) // steps.steps_per_epoch < 25
+    assert (
+        len(steps._block.pair_indices) == 90 * len(steps._block.steps) // steps.steps_per_epoch < 25
+    )
     assert 1 < len(steps._block.steps) < steps.steps_per_epoch / 2
 
 
@@ -325,7 +327,7 @@ def test_steps_can_be_pickled_for_a_spawned_process(pairs):
     steps = steps_of(pairs)
     expected = sentences(steps[1].batches)
     handed = pickle.loads(pickle.dumps(steps))
-    assert handed._order is None
+    assert handed._epoch_order is None
     assert sentences(handed[1].batches) == expected
 
 
@@ -350,7 +352,7 @@ def test_a_pair_that_does_not_fit_into_a_step_is_refused(pairs):
 
 def test_dropped_pairs_are_in_no_batch(corpus):
     few = prepare_pairs([encoded(corpus)], max_length=20)
-    assert 0 < len(few.kept()) < len(few.rows)
+    assert 0 < len(few.kept_indices()) < len(few.rows)
     steps = steps_of(few)
     seen = [s for index in range(steps.steps_per_epoch) for s in sentences(steps[index].batches)]
     assert sorted(seen) == sources(few)
@@ -363,7 +365,7 @@ def test_each_corpus_gives_its_share_pass_by_pass(sizes, data, seed):
     weights = data.draw(
         st.lists(st.floats(0.1, 10), min_size=len(sizes), max_size=len(sizes)) | st.none()
     )
-    shares = shares_of(sizes, weights)
+    shares = compute_shares(sizes, weights)
     assert sum(shares) == sum(sizes)
     if weights is None:
         assert shares == sizes
@@ -372,7 +374,7 @@ def test_each_corpus_gives_its_share_pass_by_pass(sizes, data, seed):
             assert abs(share - weight / sum(weights) * sum(sizes)) <= 1
     ends = np.cumsum([0, *sizes])
     corpora = [np.arange(first, last) for first, last in itertools.pairwise(ends)]
-    epochs = [epoch_order(corpora, shares, seed, epoch) for epoch in range(4)]
+    epochs = [draw_epoch_order(corpora, shares, seed, epoch) for epoch in range(4)]
     for corpus, share in zip(corpora, shares, strict=True):
         seen = collections.Counter()
         for epoch in epochs:
@@ -390,7 +392,7 @@ def test_a_mixed_epoch_has_the_given_shares(corpus, tmp_path):
     both = [encoded(corpus), encoded(other)]
     pairs = prepare_pairs(both, max_length=60)
     own = set(sources(pairs, np.arange(90, 120))) - set(sources(pairs, np.arange(90)))
-    steps = steps_of(pairs, sizes=[90, 30], weights=[1.0, 3.0], block_pairs=50)
+    steps = steps_of(pairs, corpus_sizes=[90, 30], weights=[1.0, 3.0], block_pairs=50)
     seen = [s for index in range(steps.steps_per_epoch) for s in sentences(steps[index].batches)]
     assert len(seen) == 120
     # 90 of 120 pairs are from the other corpus: each of its 30 pairs three times

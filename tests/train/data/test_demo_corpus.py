@@ -33,7 +33,7 @@ def words(text):
 
 
 def pairs_of(slot):
-    return dict(demo_corpus._slots()[slot])
+    return dict(demo_corpus._values_by_slot()[slot])
 
 
 def fingerprint(hash_seed):
@@ -86,13 +86,13 @@ def test_every_english_sentence_has_one_translation():
     # before duplicates are removed, which would hide a second translation
     rng, translations = Random(3), {}
     for _ in range(60_000):
-        source, target = demo_corpus._draw(rng)
+        source, target = demo_corpus._draw_pair(rng)
         assert translations.setdefault(source, target) == target
     assert 40_000 < len(translations) < 60_000
 
 
 def test_different_english_sentences_differ_in_german():
-    drawn = dict(demo_corpus._draw(Random(seed)) for seed in range(20_000))
+    drawn = dict(demo_corpus._draw_pair(Random(seed)) for seed in range(20_000))
     assert len(set(drawn.values())) == len(drawn)
 
 
@@ -115,7 +115,7 @@ def test_every_template_makes_many_sentences():
         for _ in range(500):
             filled = {}
             for slot in slots:
-                filled[slot] = demo_corpus._fill(slot, filled, rng)
+                filled[slot] = demo_corpus._fill_slot(slot, filled, rng)
             drawn.add(tuple(filled.values()))
         assert len(drawn) > 150, english
 
@@ -142,7 +142,7 @@ def test_spaces_are_single_and_only_between_words(corpus, language):
 def test_two_slots_of_one_kind_never_have_the_same_value():
     rng = Random(0)
     filled = {"weekday": ("Monday", "Montag")}
-    drawn = {demo_corpus._fill("weekday2", filled, rng) for _ in range(200)}
+    drawn = {demo_corpus._fill_slot("weekday2", filled, rng) for _ in range(200)}
     assert len(drawn) == 6
     assert filled["weekday"] not in drawn
 
@@ -197,7 +197,7 @@ def test_the_german_value_translates_the_english_value(slot, english, german):
 
 
 def test_every_english_value_has_one_german_value():
-    slots = demo_corpus._slots()
+    slots = demo_corpus._values_by_slot()
     assert len(slots) > 40
     for slot, pairs in slots.items():
         assert len(pairs) == len(set(pairs)) == len(dict(pairs)), slot
@@ -214,7 +214,7 @@ def test_plural_countries_are_inflected_from_their_cldr_names():
 
 def test_lists_follow_the_pattern_of_their_language():
     rng = Random(1)
-    drawn = {demo_corpus._fill("languages_or", {}, rng) for _ in range(50)}
+    drawn = {demo_corpus._fill_slot("languages_or", {}, rng) for _ in range(50)}
     longest = max(drawn, key=lambda pair: len(pair[0].split(", ")))
     assert re.fullmatch(r"\w+, \w+, or \w+", longest[0])
     assert re.fullmatch(r"\w+, \w+ oder \w+", longest[1])
@@ -236,7 +236,7 @@ def test_an_empty_split_is_refused(split):
 
 def test_sizes_that_are_too_large_are_refused_with_the_maximum(monkeypatch):
     monkeypatch.setattr(demo_corpus, "_MAX_DRAWS", 2000)
-    distinct = len(list(demo_corpus._distinct_pairs(0)))
+    distinct = len(list(demo_corpus._draw_distinct_pairs(0)))
     assert 1500 < distinct <= 2000
     with pytest.raises(ValueError, match=rf"at most {distinct}, .+ got 5002\.$"):
         build_demo_corpus(seed=0, train=5000, validation=1, test=1)
@@ -244,5 +244,5 @@ def test_sizes_that_are_too_large_are_refused_with_the_maximum(monkeypatch):
 
 def test_a_smaller_training_split_has_the_same_first_sentences():
     corpus = build_demo_corpus(seed=4, **SIZES)
-    expected = list(islice(demo_corpus._distinct_pairs(4), SIZES["train"]))
+    expected = list(islice(demo_corpus._draw_distinct_pairs(4), SIZES["train"]))
     assert [(p["en"], p["de"]) for p in corpus["train"]["translation"]] == expected

@@ -52,12 +52,12 @@ def test_no_sentence_of_the_held_out_pairs_is_trained_on(table, tmp_path):
         ],
     ]
     assert [pairs_of(rows) for rows in texts.train] == expected
-    assert texts.left_out == [80 - len(expected[0]), 80 - len(expected[1])]
-    assert texts.left_out[0] > 9
+    assert texts.left_out_counts == [80 - len(expected[0]), 80 - len(expected[1])]
+    assert texts.left_out_counts[0] > 9
     _, data = train_toys.prepared(config)
     assert data.facts["held_out"] == (
         "9 pairs for validation; left out with one of their sentences: "
-        f"{texts.left_out[0] - 9} of {path}, {texts.left_out[1]} of {other}"
+        f"{texts.left_out_counts[0] - 9} of {path}, {texts.left_out_counts[1]} of {other}"
     )
     assert f"{path}: kept {len(expected[0])}," in data.facts["cleaning"]
 

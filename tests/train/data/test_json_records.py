@@ -37,7 +37,7 @@ def streaming(request):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(json_records, "CHUNK", 500)
+    monkeypatch.setattr(json_records, "BYTES_PER_READ", 500)
 
 
 @pytest.mark.parametrize("place", [0, 30, 60])

@@ -87,7 +87,7 @@ def random_corpus(seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_hits_are_those_of_a_search_in_plain_python(seed):
     train, held_out = random_corpus(seed)
-    found = LeakFinder(*held_out, ("en", "de")).find(train, first=100)
+    found = LeakFinder(*held_out, ("en", "de")).find(train, first_pair=100)
     assert found.dtype == np.int32
     hits = {(pair - 100, *rest) for pair, *rest in found.tolist()}
     assert len(hits) == len(found)
@@ -119,7 +119,7 @@ def test_equal_hashes_are_no_proof(monkeypatch):
 
     train, held_out = random_corpus(2)
     expected = LeakFinder(*held_out, ("en", "de")).find(train).tolist()
-    monkeypatch.setattr(leaks.Sentences, "_candidates", every_pair)
+    monkeypatch.setattr(leaks.EvaluationSentences, "_find_candidates", every_pair)
     assert LeakFinder(*held_out, ("en", "de")).find(train).tolist() == expected
 
 
@@ -228,9 +228,9 @@ def test_a_stream_drops_them_as_it_is_read(drop, corpora, tmp_path, caplog):
 
 def test_the_search_is_not_repeated(corpora, tmp_path, monkeypatch):
     config = train_toys.toy_config(corpora[0], tmp_path / "run", mix=[{"dataset": corpora[1]}])
-    first = load_texts(config).leaks
+    first = load_texts(config).leak_hits
     monkeypatch.setattr(LeakFinder, "find", lambda *given: pytest.fail("searched again"))
-    assert (load_texts(config).leaks == first).all()
+    assert (load_texts(config).leak_hits == first).all()
     assert len(first) == 8
 
 
@@ -238,4 +238,4 @@ def test_a_corpus_without_other_splits_has_no_leaks(tmp_path):
     folder = write_texts(tmp_path / "texts", train=["a", "b"])
     _, data = prepared(train_toys.toy_config(folder, tmp_path / "run", drop_leaks=True))
     assert data.facts["leaks"] == "none"
-    assert len(data.pairs.kept()) == 2
+    assert len(data.pairs.kept_indices()) == 2

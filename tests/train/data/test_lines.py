@@ -12,7 +12,7 @@ import translation_toys
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.cli import main
-from vanilla_transformer.train.data.lines import with_translation
+from vanilla_transformer.train.data.lines import format_translated_subtitle
 from vanilla_transformer.train.data.text_files import opened
 
 TEXTS = translation_toys.TEXTS[:3]
@@ -130,12 +130,12 @@ def test_subtitles_are_translated_to_subtitles(model, tmp_path, capsys):
 def test_a_translation_has_as_many_lines_as_its_subtitle():
     srt = pytest.importorskip("srt")
     (subtitle, *_) = srt.parse(SUBTITLES)
-    assert with_translation(subtitle, "die kleine Katze schläft").splitlines()[2:] == [
+    assert format_translated_subtitle(subtitle, "die kleine Katze schläft").splitlines()[2:] == [
         "die kleine",
         "Katze schläft",
     ]
     (subtitle, *_) = srt.parse(SUBTITLES)
-    assert with_translation(subtitle, "nein").splitlines()[2:] == ["nein"]
+    assert format_translated_subtitle(subtitle, "nein").splitlines()[2:] == ["nein"]
 
 
 @pytest.mark.parametrize("content", ["no subtitles\n", ""])

@@ -17,7 +17,7 @@ from vanilla_transformer.train.data.corpus import load_translations
 from vanilla_transformer.train.data.pairs import (
     GARBLED,
     VERDICTS,
-    counts_of,
+    count_verdicts,
     drop_untrainable,
     encode_pairs,
     encode_table,
@@ -71,7 +71,7 @@ def test_text_is_tokenized_once_by_a_tokenizer_learned_or_loaded(tmp_path, monke
     assert turned[0]["input_ids"] == rows[0]["labels"]
     assert bytes_alone[0] != rows[0]
     # changed code tokenizes again
-    monkeypatch.setattr(pairing, "CODE", (__file__,))
+    monkeypatch.setattr(pairing, "CODE_FILES", (__file__,))
     encode_pairs(texts, "train", loaded, "en", "de")
     assert len(calls) == 3
 
@@ -227,11 +227,11 @@ def test_duplicates_are_found_across_chunks(monkeypatch):
     pairs = [(f"cat {i}", f"Katze {j}") for i, j in random.integers(0, 20, (500, 2))]
     rows = encoded(pairs)
     whole = filter_pairs(rows, 50, drop_duplicates=True)
-    monkeypatch.setattr(pairing, "CHUNK", 13)
+    monkeypatch.setattr(pairing, "PAIRS_PER_CHUNK", 13)
     in_parts = filter_pairs(rows, 50, drop_duplicates=True)
     assert (whole == in_parts).all()
-    assert counts_of(whole[2])["kept"] == len(set(pairs))
-    assert counts_of(whole[2])["duplicate"] > 0
+    assert count_verdicts(whole[2])["kept"] == len(set(pairs))
+    assert count_verdicts(whole[2])["duplicate"] > 0
 
 
 def test_pairs_that_differ_only_in_the_boundary_between_sides_are_no_duplicates():
@@ -243,10 +243,10 @@ def test_every_pair_is_counted_once():
     pairs = [GOOD, GOOD, ("", "x"), ("a " * 60, "b"), ("\ufffd", "c"), ("aaaaaaaaa", "b")]
     pairs.append(("leaks", "here"))
     rows = encoded(pairs)
-    rules = {"max_length_ratio": 3.0, "drop_duplicates": True, "leaks": np.array([6])}
-    counts = counts_of(filter_pairs(rows, 50, **rules)[2])
+    rules = {"max_length_ratio": 3.0, "drop_duplicates": True, "leaking_pairs": np.array([6])}
+    counts = count_verdicts(filter_pairs(rows, 50, **rules)[2])
     assert counts == dict.fromkeys(VERDICTS, 1)
-    assert counts_of(filter_pairs(encoded([GOOD]), 50)[2]) == {
+    assert count_verdicts(filter_pairs(encoded([GOOD]), 50)[2]) == {
         **dict.fromkeys(VERDICTS, 0),
         "kept": 1,
     }
@@ -274,7 +274,7 @@ def test_untrainable_pairs_are_dropped_before_fine_tuning(caplog):
 )
 def test_a_corpus_without_usable_pairs_is_refused(pairs, message):
     with pytest.raises(ValueError, match=message):
-        refuse_unusable(counts_of(filter_pairs(encoded(pairs), 50)[2]), "news")
+        refuse_unusable(count_verdicts(filter_pairs(encoded(pairs), 50)[2]), "news")
 
 
 def test_pairs_are_read_by_index_from_concatenated_corpora():
@@ -311,10 +311,10 @@ def test_pairs_are_filtered_once_for_the_same_rules(corpus, monkeypatch):
     texts = load_translations(str(corpus), None, "en", "de")["train"]
     rows = [encode_pairs(texts, "train", VanillaTransformerTokenizer(), "en", "de")]
     first = prepare_pairs(rows, 41)
-    assert isinstance(first.filtered, np.memmap)
+    assert isinstance(first.lengths_and_verdicts, np.memmap)
     calls = collections.Counter()
     real = pairing.filter_pairs
     monkeypatch.setattr(pairing, "filter_pairs", lambda *a: calls.update(filtered=1) or real(*a))
-    assert (prepare_pairs(rows, 41).filtered == first.filtered).all()
+    assert (prepare_pairs(rows, 41).lengths_and_verdicts == first.lengths_and_verdicts).all()
     assert calls["filtered"] == 0
-    assert len(prepare_pairs(rows, 7).kept()) < len(first.kept())
+    assert len(prepare_pairs(rows, 7).kept_indices()) < len(first.kept_indices())

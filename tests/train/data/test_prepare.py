@@ -31,9 +31,9 @@ def config_of(tmp_path, dataset, **settings):
 def test_without_weights_corpora_are_concatenated(corpora, tmp_path):
     config = config_of(tmp_path, corpora[0], mix=[{"dataset": corpora[1]}])
     texts, data = prepared(config)
-    assert data.sizes == [12, 3]
-    assert texts.weights is None
-    assert len(data.pairs.kept()) == 15
+    assert data.corpus_sizes == [12, 3]
+    assert texts.corpus_weights is None
+    assert len(data.pairs.kept_indices()) == 15
     # the validation split is that of the main corpus
     assert texts.validation["translation"][:] == [{"en": "v", "de": "~v"}]
 

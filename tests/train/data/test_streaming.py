@@ -91,7 +91,7 @@ def _few_pairs_at_once(monkeypatch):
 
 def test_a_pass_has_every_pair_once_and_reads_the_files_in_a_new_order():
     rows, passes = numbered([9, 4, 1, 6, 3]), []
-    tables = Stream(rows, seed=1, number=0).tables()
+    tables = Stream(rows, seed=1, corpus_index=0).tables()
     for _ in range(3):
         # a pass ends with None
         read = list(itertools.chain(*map(texts, iter(tables.__next__, None))))
@@ -104,7 +104,7 @@ def test_a_pass_has_every_pair_once_and_reads_the_files_in_a_new_order():
 
 @pytest.mark.parametrize("sizes", [[23], [9, 4, 1, 6, 3], [4, 4]])
 def test_a_stream_resumes_at_any_position(sizes):
-    stream = Stream(numbered(sizes), seed=1, number=0)
+    stream = Stream(numbered(sizes), seed=1, corpus_index=0)
     places, read = [], []
     for table in stream.tables():
         read.append(texts(table))
@@ -112,7 +112,7 @@ def test_a_stream_resumes_at_any_position(sizes):
         if len(read) > 20:
             break
     for index, place in enumerate(places[:-4]):
-        other = Stream(numbered(sizes), seed=1, number=0, position=place).tables()
+        other = Stream(numbered(sizes), seed=1, corpus_index=0, position=place).tables()
         assert [texts(next(other)) for _ in range(4)] == read[index + 1 : index + 5]
 
 
@@ -321,7 +321,7 @@ def test_a_streamed_run_has_the_facts_that_are_known(tmp_path):
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     _, data = prepared(stream_settings(corpus, tmp_path / "run"))
     assert data.pairs is None
-    assert len(data.validation.kept()) == 11
+    assert len(data.validation.kept_indices()) == 11
     assert len(data.facts.pop("validation_sha256")) == 64
     assert data.facts == {
         "dataset_commit": "none",

@@ -113,7 +113,7 @@ def test_entities_do_no_harm(path, tmp_path):
     "start", ["<tmx><tu><seg>", "<tmx><!--", "<tmx><tu a='", "<tmx>" + "<tu><tuv>" * 99]
 )
 def test_a_unit_of_any_length_is_refused_in_bounded_memory(start, path, monkeypatch):
-    monkeypatch.setattr(translation_memories, "CHUNK", 1000)
+    monkeypatch.setattr(translation_memories, "BYTES_PER_READ", 1000)
     monkeypatch.setattr(translation_memories, "MAX_RECORD_BYTES", 5000)
     reads = 0
 

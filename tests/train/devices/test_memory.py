@@ -123,7 +123,7 @@ def test_processes_of_a_host_share_its_memory_and_a_container_has_less(tmp_path,
         available = 8_000
 
     monkeypatch.setattr(psutil, "virtual_memory", Available)
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "CGROUP_FOLDER", tmp_path)
     cpu = torch.device("cpu")
     assert free_bytes(cpu, 2) == 4_000
     (tmp_path / "memory.max").write_text("max\n")
@@ -255,14 +255,14 @@ def test_another_error_of_a_step_is_not_taken_for_out_of_memory(corpus, tmp_path
 
 SHAPES = """
 import ctypes, torch
-from vanilla_transformer.train.devices.memory import keep_memory
+from vanilla_transformer.train.devices.memory import keep_freed_memory
 
 class Usage(ctypes.Structure):
     _fields_ = [(f"field_{number}", ctypes.c_size_t) for number in range(10)]
 
 usage = ctypes.CDLL(None).mallinfo2
 usage.restype = Usage
-keep_memory()
+keep_freed_memory()
 torch.set_num_threads(1)
 weight = torch.ones(64, 64, dtype=torch.bfloat16)
 for rows in range(1, 501):
@@ -284,8 +284,8 @@ def test_kernels_for_many_shapes_of_batches_do_not_pile_up():
 
 
 def test_how_many_kernels_are_kept_can_be_set(monkeypatch):
-    first, second = memory.KERNEL_CACHES
+    first, second = memory.KERNEL_CACHE_VARIABLES
     monkeypatch.setenv(first, "7")
     monkeypatch.delenv(second, raising=False)
-    memory.keep_memory()
-    assert (os.environ[first], os.environ[second]) == ("7", str(memory.KEPT_KERNELS))
+    memory.keep_freed_memory()
+    assert (os.environ[first], os.environ[second]) == ("7", str(memory.CACHED_KERNELS))
