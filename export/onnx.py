@@ -30,7 +30,7 @@ from ..comparison import SOURCE_LENGTHS, batch_to_compare, refuse_difference
 from ..generation_vanilla_transformer import CACHE_NAME
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import DIFFERS
-from .marian import marian_config, marian_search
+from .marian import marian_config, marian_generation_config
 from .parts import save_tokenizer
 
 ENCODER_FILE = "encoder_model.onnx"
@@ -149,7 +149,7 @@ def save_description(model: VanillaTransformerForConditionalGeneration, folder: 
     """
     config = marian_config(model.config, model.config.max_position_embeddings)
     config.save_pretrained(folder)
-    marian_search(model.generation_config, config).save_pretrained(folder)
+    marian_generation_config(model.generation_config, config).save_pretrained(folder)
 
 
 def check_graph_logits(model: VanillaTransformerForConditionalGeneration, *files: Path):
