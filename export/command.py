@@ -63,14 +63,13 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         ("transformersjs", "for transformers.js, in browsers and Node.js"),
         ("marian", "for tools that load transformers' Marian, such as CTranslate2's converter"),
     ):
-        parsers[kind] = subparsers.add_parser(
+        subparser = subparsers.add_parser(
             kind, help=help_text, description=help_text, allow_abbrev=False
         )
-        parsers[kind].add_argument(
-            "run", metavar="RUN", help="run folder, model folder or Hub name"
-        )
-        parsers[kind].add_argument("out", metavar="OUT", help="new or empty folder")
-        add_trust_flag(parsers[kind])
+        subparser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
+        subparser.add_argument("out", metavar="OUT", help="new or empty folder")
+        add_trust_flag(subparser)
+        parsers[kind] = subparser
     parsers["ctranslate2"].add_argument(
         "--quantization", default="float32", help="float32, float16 or int8 (default: %(default)s)"
     )
