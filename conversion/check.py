@@ -95,16 +95,16 @@ def check_decoder_states(
     def batch_first(x: Tensor) -> Tensor:
         return x if source.batch_first else x.transpose(0, 1)
 
-    def embedded(stack: Any, ids: Tensor) -> Tensor:
+    def embed(stack: Any, ids: Tensor) -> Tensor:
         return batch_first(stack.positions(stack.embed_tokens(ids) * converted.config.d_model**0.5))
 
     is_padding = batch.mask == 0
     length = batch.target.shape[1]
     causal_mask = torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
     with evaluating(source):
-        memory = source.encoder(embedded(encoder, batch.source), src_key_padding_mask=is_padding)
+        memory = source.encoder(embed(encoder, batch.source), src_key_padding_mask=is_padding)
         states = source.decoder(
-            embedded(decoder, batch.target),
+            embed(decoder, batch.target),
             memory,
             tgt_mask=causal_mask,
             memory_key_padding_mask=is_padding,

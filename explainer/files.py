@@ -52,7 +52,7 @@ def save_for_page(
     Raises:
         ValueError: If the page cannot explain the model, or the graphs compute other logits.
     """
-    model = copy.deepcopy(_supported(model)).eval().float().cpu()
+    model = copy.deepcopy(_require_supported(model)).eval().float().cpu()
     config, search = model.config, model.generation_config
     max_extra_tokens = search.max_extra_tokens
     if max_extra_tokens is None:
@@ -97,7 +97,7 @@ def save_for_page(
     (folder / DESCRIPTION_FILE).write_text(text, encoding="utf-8")
 
 
-def _supported(model: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
+def _require_supported(model: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
     """Return the model, or refuse a model whose computation the page cannot show."""
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise ValueError(f"model must be a vanilla_transformer, got a {type(model).__name__}.")

@@ -62,7 +62,7 @@ class TracedStack(nn.Module):
         self.register_buffer("table", position_table(stack, num_positions))
         self.values: dict[str, Tensor] = {}
 
-    def embedded(self, input_ids: Tensor) -> Tensor:
+    def record_embeddings(self, input_ids: Tensor) -> Tensor:
         """Record embeddings, positions and their sum. Sections 3.4 and 3.5.
 
         Args:
@@ -78,7 +78,7 @@ class TracedStack(nn.Module):
         self.values |= {f"{self.name}.{box}": value for box, value in box_values.items()}
         return x
 
-    def attended(
+    def record_attention(
         self,
         prefix: str,
         attention: MultiHeadAttention,
@@ -120,7 +120,9 @@ class TracedStack(nn.Module):
         self.values |= {f"{prefix}.{box}": box_value for box, box_value in box_values.items()}
         return normalized
 
-    def fed_forward(self, prefix: str, network: FeedForward, norm: nn.Module, x: Tensor) -> Tensor:
+    def record_feed_forward(
+        self, prefix: str, network: FeedForward, norm: nn.Module, x: Tensor
+    ) -> Tensor:
         """Record a feed-forward network with its addition and norm. Section 3.3.
 
         Args:
@@ -153,13 +155,15 @@ class TracedEncoder(TracedStack):
             The values in the order of `values`; the last one is the memory, [1, S, d_model].
         """
         self.values = {}
-        x = self.embedded(input_ids)
+        x = self.record_embeddings(input_ids)
         layer: Any
         for number, layer in enumerate(self.stack.layers):
             prefix = f"encoder.{number}"
             norm = layer.self_attention_norm
-            x = self.attended(f"{prefix}.self", layer.self_attention, norm, x, x, None)
-            x = self.fed_forward(f"{prefix}.ff", layer.feed_forward, layer.feed_forward_norm, x)
+            x = self.record_attention(f"{prefix}.self", layer.self_attention, norm, x, x, None)
+            x = self.record_feed_forward(
+                f"{prefix}.ff", layer.feed_forward, layer.feed_forward_norm, x
+            )
         return tuple(self.values.values())
 
 
@@ -177,7 +181,7 @@ class TracedDecoder(TracedStack):
             The values in the order of `values`; the last one is the logits, [B, T, V].
         """
         self.values = {}
-        x = self.embedded(input_ids)
+        x = self.record_embeddings(input_ids)
         positions = torch.arange(input_ids.shape[1])
         is_future = positions[None] > positions[:, None]
         mask = torch.where(is_future, torch.finfo(torch.float32).min, 0.0)
@@ -185,10 +189,14 @@ class TracedDecoder(TracedStack):
         for number, layer in enumerate(self.stack.layers):
             prefix = f"decoder.{number}"
             norm = layer.self_attention_norm
-            x = self.attended(f"{prefix}.self", layer.self_attention, norm, x, x, mask)
+            x = self.record_attention(f"{prefix}.self", layer.self_attention, norm, x, x, mask)
             norm = layer.cross_attention_norm
-            x = self.attended(f"{prefix}.cross", layer.cross_attention, norm, x, memory, None)
-            x = self.fed_forward(f"{prefix}.ff", layer.feed_forward, layer.feed_forward_norm, x)
+            x = self.record_attention(
+                f"{prefix}.cross", layer.cross_attention, norm, x, memory, None
+            )
+            x = self.record_feed_forward(
+                f"{prefix}.ff", layer.feed_forward, layer.feed_forward_norm, x
+            )
         self.values["logits"] = self.model.lm_head(x)
         return tuple(self.values.values())
 

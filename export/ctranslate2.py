@@ -98,7 +98,7 @@ def to_ctranslate2(
         )
     refuse_changed_model(model, "CTranslate2")
     _warn_about_lost_settings(model.generation_config, vocabulary(model, tokenizer))
-    converter = _Converter(_specification(model, tokenizer, num_positions))
+    converter = _Converter(_build_specification(model, tokenizer, num_positions))
     with atomic_folder(folder) as unfinished:
         converter.convert(str(unfinished), quantization=quantization, force=True)
         save_tokenizer(tokenizer, unfinished)
@@ -173,7 +173,7 @@ class _Converter(ctranslate2.converters.Converter):
 
 
 @torch.no_grad()
-def _specification(
+def _build_specification(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     num_positions: int | None,
@@ -266,9 +266,9 @@ def _set_layer(
 
 def _set_attention(spec, attention: MultiHeadAttention):
     d_k, d_v, width = attention.d_k, attention.d_v, _head_width(attention)
-    query = _with_wider_heads(attention.q_proj, d_k, width)
-    key = _with_wider_heads(attention.k_proj, d_k, width)
-    value = _with_wider_heads(attention.v_proj, d_v, width)
+    query = _widen_heads(attention.q_proj, d_k, width)
+    key = _widen_heads(attention.k_proj, d_k, width)
+    value = _widen_heads(attention.v_proj, d_v, width)
     # the engine fuses query, key and value in self-attention, but only key and value in
     # cross-attention
     is_self_attention = len(spec.linear) == 2
@@ -291,7 +291,7 @@ def _head_width(attention: MultiHeadAttention) -> int:
     return max(attention.d_k, attention.d_v)
 
 
-def _with_wider_heads(
+def _widen_heads(
     projection: nn.Linear, head_width: int, width: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
     def widened(tensor: torch.Tensor) -> np.ndarray:

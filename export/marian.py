@@ -94,7 +94,7 @@ def to_marian(
     old_ids = new_ids  # a swap is its own inverse
     exported_config = marian_config(our_config, num_positions)
     for name in TOKEN_ID_FIELDS:
-        setattr(exported_config, name, _with_new_ids(getattr(exported_config, name), new_ids))
+        setattr(exported_config, name, _replace_ids(getattr(exported_config, name), new_ids))
     marian = MarianMTModel(exported_config)
     # not strict, because the sinusoids are missing: the new Marian model has its own
     marian.load_state_dict(_marian_weights(model, marian, old_ids), strict=False)
@@ -110,7 +110,9 @@ def to_marian(
             saved_weights = load_file(path) | _contiguous(position_tables)
             save_file(saved_weights, path, metadata={"format": "pt"})
         save_tokenizer(
-            tokenizer, unfinished, lambda content: _renumbered(content, tokens, new_ids, old_ids)
+            tokenizer,
+            unfinished,
+            lambda content: _renumber_tokens(content, tokens, new_ids, old_ids),
         )
         _refuse_other_logits(model, unfinished, num_positions, new_ids)
 
@@ -188,7 +190,7 @@ def marian_generation_config(
     }
     if new_ids is not None:
         for name in settings.keys() & set(TOKEN_SETTINGS):
-            settings[name] = _with_new_ids(settings[name], new_ids)
+            settings[name] = _replace_ids(settings[name], new_ids)
     num_positions = exported_config.max_position_embeddings
     max_length = min(our_search.max_length or num_positions, num_positions)
     return GenerationConfig(
@@ -223,7 +225,7 @@ def _marian_weights(
     if _uses_marian_positions(config) and config.position_layout == "interleaved":
         order = torch.cat((torch.arange(0, config.d_model, 2), torch.arange(1, config.d_model, 2)))
         layer_weights = {
-            name: _reordered(name, tensor, order) for name, tensor in layer_weights.items()
+            name: _reorder_features(name, tensor, order) for name, tensor in layer_weights.items()
         }
         embeddings = embeddings[:, order]
     start_embedding = embeddings[config.decoder_start_token_id]
@@ -263,18 +265,18 @@ def _refuse_other_logits(
     )
 
 
-def _with_new_ids(value: Any, new_ids: Tensor) -> Any:
+def _replace_ids(value: Any, new_ids: Tensor) -> Any:
     """Replace the token ids in a setting: an id, a list, or the biases of token sequences."""
     if isinstance(value, int):
         return int(new_ids[value])
     if isinstance(value, dict):
-        return {_with_new_ids(ids, new_ids): bias for ids, bias in value.items()}
+        return {_replace_ids(ids, new_ids): bias for ids, bias in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_with_new_ids(item, new_ids) for item in value)
+        return type(value)(_replace_ids(item, new_ids) for item in value)
     return value
 
 
-def _renumbered(
+def _renumber_tokens(
     content: dict[str, Any], tokens: list[str], new_ids: Tensor, old_ids: Tensor
 ) -> dict[str, Any]:
     """Return the content of `tokenizer.json` with the new ids, and with a token for every id."""
@@ -287,7 +289,7 @@ def _renumbered(
     # a tokenizer that adds no end token has no post-processor
     post_processor = content["post_processor"] or {"special_tokens": {}}
     for special_token in post_processor["special_tokens"].values():
-        special_token["ids"] = _with_new_ids(special_token["ids"], new_ids)
+        special_token["ids"] = _replace_ids(special_token["ids"], new_ids)
     return content
 
 
@@ -306,7 +308,7 @@ def _corrected_biases(layer_weights: dict[str, Tensor], shift: Tensor) -> dict[s
     return biases
 
 
-def _reordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
+def _reorder_features(name: str, tensor: Tensor, order: Tensor) -> Tensor:
     if name.endswith(RESIDUAL_COLUMNS):
         return tensor[:, order]
     return tensor[order] if name.endswith(RESIDUAL_ROWS) or "norm" in name else tensor

@@ -80,18 +80,18 @@ def to_transformersjs(
         save_tokenizer_for_javascript(tokenizer, unfinished)
         save_description(model, unfinished)
         graphs = {
-            name: _without_transposes(_in_float32(program.model_proto))
+            name: _store_transposes(_replace_float64(program.model_proto))
             for name, program in trace_graphs(model, EndingDecoderGraph).items()
         }
         (unfinished / "onnx").mkdir()
         for weight_type, suffix in SUFFIXES.items():
             if weight_type == "int8":
-                graphs = {name: _quantized(graph) for name, graph in graphs.items()}
+                graphs = {name: _quantize(graph) for name, graph in graphs.items()}
             encoder_file, decoder_file = (
                 (unfinished / "onnx" / name).with_stem(Path(name).stem + suffix)
                 for name in (ENCODER_FILE, MERGED_FILE)
             )
-            merged_decoder = _merged(graphs[DECODER_FILE], graphs[DECODER_WITH_PAST_FILE])
+            merged_decoder = _merge_decoders(graphs[DECODER_FILE], graphs[DECODER_WITH_PAST_FILE])
             onnx.save(graphs[ENCODER_FILE], encoder_file)
             onnx.save(merged_decoder, decoder_file)
             if weight_type == "float32":
@@ -114,7 +114,7 @@ def save_tokenizer_for_javascript(tokenizer: PreTrainedTokenizerBase, folder: Pa
     save_tokenizer(
         tokenizer,
         folder,
-        lambda content: _for_javascript(content, tokenizer),
+        lambda content: _change_for_javascript(content, tokenizer),
         # transformers.js skips these tokens in decoded text, and those that `tokenizer.json` marks
         additional_special_tokens=list(tokenizer.special_tokens_map.values()),
     )
@@ -178,7 +178,7 @@ class EndingDecoderGraph(DecoderWithPastGraph):
         return torch.where(has_ended, self.after_end, logits)
 
 
-def _in_float32(model: ModelProto) -> ModelProto:
+def _replace_float64(model: ModelProto) -> ModelProto:
     """Replace float64, in which positions are computed, because browsers do not support float64."""
     tensors = list(model.graph.initializer)
     for node in model.graph.node:
@@ -196,7 +196,7 @@ def _in_float32(model: ModelProto) -> ModelProto:
     return model
 
 
-def _without_transposes(model: ModelProto) -> ModelProto:
+def _store_transposes(model: ModelProto) -> ModelProto:
     """Store each transposed weight as its transpose, and remove the Transpose node.
 
     The quantizer skips a weight that is used through a Transpose node. If the embedding shares the
@@ -230,7 +230,7 @@ def _without_transposes(model: ModelProto) -> ModelProto:
     return model
 
 
-def _quantized(model: ModelProto) -> ModelProto:
+def _quantize(model: ModelProto) -> ModelProto:
     """Return a graph whose weight matrices are in int8."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "quantized.onnx"
@@ -243,7 +243,7 @@ def _quantized(model: ModelProto) -> ModelProto:
         return onnx.load(path)
 
 
-def _merged(first_step: ModelProto, later_steps: ModelProto) -> ModelProto:
+def _merge_decoders(first_step: ModelProto, later_steps: ModelProto) -> ModelProto:
     """Merge the decoders of the first step and of the later steps into one graph.
 
     Equal weights are stored once. If the input `use_cache_branch` is true, the graph runs the
@@ -269,7 +269,7 @@ def _merged(first_step: ModelProto, later_steps: ModelProto) -> ModelProto:
             rename_initializers=False,
             name_map=shared_names,
         )
-        branches.append(_branch(graph, [prefix + name for name in output_names], prefix))
+        branches.append(_build_branch(graph, [prefix + name for name in output_names], prefix))
     first_branch, later_branch = branches
     if_node = helper.make_node(
         "If",
@@ -288,8 +288,8 @@ def _merged(first_step: ModelProto, later_steps: ModelProto) -> ModelProto:
     merged = helper.make_graph(
         [if_node],
         "decoder",
-        [_with_own_length(value_info) for value_info in inputs],
-        [_with_own_length(value_info) for value_info in first_step.graph.output],
+        [_name_own_length(value_info) for value_info in inputs],
+        [_name_own_length(value_info) for value_info in first_step.graph.output],
         [*shared_weights.values()],
     )
     return helper.make_model(
@@ -297,7 +297,7 @@ def _merged(first_step: ModelProto, later_steps: ModelProto) -> ModelProto:
     )
 
 
-def _branch(graph: GraphProto, output_names: list[str], prefix: str) -> GraphProto:
+def _build_branch(graph: GraphProto, output_names: list[str], prefix: str) -> GraphProto:
     """Return a branch of the merged decoder, with the outputs of both branches.
 
     Keys and values that the branch does not compute are copied from `past_key_values`.
@@ -314,7 +314,7 @@ def _branch(graph: GraphProto, output_names: list[str], prefix: str) -> GraphPro
     return helper.make_graph(nodes, prefix.rstrip("/"), [], outputs)
 
 
-def _with_own_length(value_info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+def _name_own_length(value_info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     """Name the symbolic length of keys and values after their tensor.
 
     Past and present differ in length, so their lengths must not have the same name.
@@ -325,7 +325,7 @@ def _with_own_length(value_info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     return value_info
 
 
-def _for_javascript(
+def _change_for_javascript(
     content: dict[str, Any], tokenizer: VanillaTransformerTokenizer
 ) -> dict[str, Any]:
     """Change `tokenizer.json` so that transformers.js encodes and decodes text as we do.

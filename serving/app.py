@@ -155,7 +155,7 @@ class Api:
     async def _answer(self, request: Request) -> dict[str, Any]:
         fields = await read_fields(request)
         self._check_key(fields.get("api_key"))
-        translation_request = self._validated(fields)
+        translation_request = self._validate(fields)
         parts_of_texts, job = await run_in_threadpool(_split_texts, translation_request)
         sentence_translations = await self._run_job(request, job) if job.sentences else []
         remaining_translations = iter(sentence_translations)
@@ -198,7 +198,7 @@ class Api:
         if not hmac.compare_digest(sent_bytes, api_key_bytes):
             raise HTTPException(403, "api_key must be a key of this server, got another one.")
 
-    def _validated(self, fields: Mapping[str, Any]) -> TranslationRequest:
+    def _validate(self, fields: Mapping[str, Any]) -> TranslationRequest:
         """Validate the fields of a request; `_split_texts` checks Unicode and number of tokens."""
         for name in ("q", "source", "target"):
             if fields.get(name) is None:
