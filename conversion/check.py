@@ -35,8 +35,11 @@ def refuse_modified_source(model: nn.Module, name: str):
         implementation = getattr(config, "_attn_implementation", None) or "eager"
         # eager attention is not in the registry: `get_interface` then returns its second argument,
         # which is only a sentinel here
-        function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, library_difference)
-        if function is not library_difference and not is_of_library(function):
+        attention_function = ALL_ATTENTION_FUNCTIONS.get_interface(
+            implementation, library_difference
+        )
+        is_eager = attention_function is library_difference
+        if not is_eager and not is_of_library(attention_function):
             difference = f"its attention function {implementation!r} is not the library's"
     if difference is not None:
         raise ValueError(f"model must be {name} with the library's own code: {difference}.")
@@ -44,13 +47,13 @@ def refuse_modified_source(model: nn.Module, name: str):
 
 @torch.no_grad()
 def check_logits(
-    theirs: Any, ours: VanillaTransformerForConditionalGeneration
+    source: Any, converted: VanillaTransformerForConditionalGeneration
 ) -> VanillaTransformerForConditionalGeneration:
     """Compare the logits of a converted model with those of its source.
 
     Args:
-        theirs: Source, a model of transformers.
-        ours: Converted model.
+        source: Model of transformers.
+        converted: Model that was converted from the source.
 
     Returns:
         The converted model.
@@ -58,25 +61,25 @@ def check_logits(
     Raises:
         ValueError: If the logits differ by more than the tolerance for float32.
     """
-    batch = batch_to_compare(ours, getattr(theirs.config, "max_position_embeddings", None))
-    theirs = in_float32(theirs)
-    with evaluating(theirs):
-        source_logits = theirs(**batch.inputs(), use_cache=False).logits
+    batch = batch_to_compare(converted, getattr(source.config, "max_position_embeddings", None))
+    source = in_float32(source)
+    with evaluating(source):
+        source_logits = source(**batch.inputs(), use_cache=False).logits
     refuse_difference(batch.logits, source_logits, source_logits, DIFFERS)
-    return ours
+    return converted
 
 
 @torch.no_grad()
 def check_decoder_states(
-    module: nn.Transformer, ours: VanillaTransformerForConditionalGeneration
+    source: nn.Transformer, converted: VanillaTransformerForConditionalGeneration
 ) -> VanillaTransformerForConditionalGeneration:
     """Compare the decoder states [B, T, d_model] of a converted model with those of its source.
 
     nn.Transformer has no output projection, so the source has no logits to compare.
 
     Args:
-        module: Source, torch's own Transformer.
-        ours: Converted model.
+        source: torch's own Transformer.
+        converted: Model that was converted from the source.
 
     Returns:
         The converted model.
@@ -84,24 +87,24 @@ def check_decoder_states(
     Raises:
         ValueError: If the states differ by more than the tolerance for float32.
     """
-    batch = batch_to_compare(ours)
-    encoder, decoder = ours.get_encoder(), ours.get_decoder()
-    converted_states = ours.model(**batch.inputs()).last_hidden_state
-    module = in_float32(module)
+    batch = batch_to_compare(converted)
+    encoder, decoder = converted.get_encoder(), converted.get_decoder()
+    converted_states = converted.model(**batch.inputs()).last_hidden_state
+    source = in_float32(source)
 
     def batch_first(x: Tensor) -> Tensor:
-        return x if module.batch_first else x.transpose(0, 1)
+        return x if source.batch_first else x.transpose(0, 1)
 
-    def embedded(stack: Any, ids: Tensor) -> Tensor:
-        return batch_first(stack.positions(stack.embed_tokens(ids) * ours.config.d_model**0.5))
+    def embed(stack: Any, ids: Tensor) -> Tensor:
+        return batch_first(stack.positions(stack.embed_tokens(ids) * converted.config.d_model**0.5))
 
     is_padding = batch.mask == 0
     length = batch.target.shape[1]
     causal_mask = torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
-    with evaluating(module):
-        memory = module.encoder(embedded(encoder, batch.source), src_key_padding_mask=is_padding)
-        states = module.decoder(
-            embedded(decoder, batch.target),
+    with evaluating(source):
+        memory = source.encoder(embed(encoder, batch.source), src_key_padding_mask=is_padding)
+        states = source.decoder(
+            embed(decoder, batch.target),
             memory,
             tgt_mask=causal_mask,
             memory_key_padding_mask=is_padding,
@@ -110,7 +113,7 @@ def check_decoder_states(
     refuse_difference(
         converted_states, source_states, source_states, DIFFERS.replace("logits", "states")
     )
-    return ours
+    return converted
 
 
 __all__ = ["check_decoder_states", "check_logits", "refuse_modified_source"]

@@ -53,21 +53,21 @@ def run(argv: list[str], prog: str) -> str:
     folder = require_empty_folder(arguments.out)
     source = arguments.source
     if arguments.kind in TRANSFORMERS_KINDS:
-        model, tokenizer, sentence = _from_library(arguments.kind, source)
+        model, tokenizer, tokenizer_sentence = _from_library(arguments.kind, source)
     elif arguments.kind == "fairseq":
         languages = (arguments.source_lang, arguments.target_lang)
         model = from_fairseq(source)
-        tokenizer, sentence = fairseq_tokenizer(source, *languages)
+        tokenizer, tokenizer_sentence = fairseq_tokenizer(source, *languages)
     else:
         model = from_opennmt(source)
-        tokenizer, sentence = opennmt_tokenizer(source)
+        tokenizer, tokenizer_sentence = opennmt_tokenizer(source)
     if tokenizer is not None:
         check_tokenizer(model, tokenizer)
     with atomic_folder(folder) as unfinished:
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
         model.save_pretrained(unfinished)
-    return f"{model.num_parameters():,} parameters in {folder}\n{sentence}"
+    return f"{model.num_parameters():,} parameters in {folder}\n{tokenizer_sentence}"
 
 
 def _from_library(kind: str, source: str) -> Converted:
@@ -75,16 +75,17 @@ def _from_library(kind: str, source: str) -> Converted:
     model_class, convert = TRANSFORMERS_KINDS[kind]
     check_local(source, "SOURCE must be a folder or a Hub name")
     try:
-        found = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
+        model_type = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
     except (OSError, ValueError) as error:
         raise ValueError(
             f"SOURCE must be a model of transformers' {kind}, got {source}: {error}"
         ) from error
-    if found != kind:
-        raise ValueError(f"SOURCE must be of the kind {kind}, got one of {found}: {source}.")
+    if model_type != kind:
+        raise ValueError(f"SOURCE must be of the kind {kind}, got one of {model_type}: {source}.")
     model = convert(load_whole(model_class, source).eval())
-    files = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "vocab-src.json")
-    if Path(source).is_dir() and not any(Path(source, name).is_file() for name in files):
+    tokenizer_files = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "vocab-src.json")
+    has_tokenizer = any(Path(source, name).is_file() for name in tokenizer_files)
+    if Path(source).is_dir() and not has_tokenizer:
         return model, None, f"No tokenizer: {source} has none."
     tokenizer = read_tokenizer(source, remedy=TOKENIZER_WITHOUT_CODE)
     if tokenizer.eos_token is None:
@@ -99,17 +100,19 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
         description="Convert a checkpoint from another toolkit to a model of this package.",
     )
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    subparsers = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     for kind, help_text in HELP.items():
-        added = kinds.add_parser(kind, help=help_text, description=help_text, allow_abbrev=False)
+        subparser = subparsers.add_parser(
+            kind, help=help_text, description=help_text, allow_abbrev=False
+        )
         is_file = kind not in TRANSFORMERS_KINDS
-        added.add_argument(
+        subparser.add_argument(
             "source", metavar="SOURCE", help="file" if is_file else "folder or Hub name"
         )
-        added.add_argument("out", metavar="OUT", help="new or empty folder")
+        subparser.add_argument("out", metavar="OUT", help="new or empty folder")
         if kind == "fairseq":
             for side in ("source", "target"):
-                added.add_argument(
+                subparser.add_argument(
                     f"--{side}_lang",
                     help=f"{side} language, for Moses (default: that of the checkpoint)",
                 )

@@ -23,10 +23,10 @@ from .weights import (
 )
 
 # description of the weights in error messages
-WEIGHTS = "the weights of fairseq's transformer"
+WEIGHTS_ORIGIN = "the weights of fairseq's transformer"
 # tokens with the ids 0 to 3, which fairseq puts before the tokens of a dictionary file
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
-BOS, PAD, EOS = 0, 1, 2
+BOS_ID, PAD_ID, EOS_ID = 0, 1, 2
 # settings that select another architecture if they are on, and their meanings
 FOREIGN_SETTINGS = {
     "layernorm_embedding": "a norm of the embeddings (BART and mBART)",
@@ -41,11 +41,11 @@ FOREIGN_SETTINGS = {
 }
 # entries that are not parameters of the model: copies of weights that fairseq 0.12 stores for a
 # fused kernel of torch, version numbers, and helper buffers of sinusoidal positions
-UNUSED = re.compile(
+UNUSED_ENTRIES = re.compile(
     r"\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$|\.version$|\._float_tensor$"
 )
 # names of the embeddings and of the output projection
-TABLES = (
+EMBEDDINGS_AND_OUTPUT = (
     "encoder.embed_tokens.weight",
     "decoder.embed_tokens.weight",
     "decoder.output_projection.weight",
@@ -79,34 +79,35 @@ def from_fairseq(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
                 f"{name} must be off, got {settings[name]} with arch {arch}: that is {meaning}, "
                 "outside this architecture."
             )
-    source_table, target_table = (
+    source_embeddings, target_embeddings = (
         weights[f"{stack}.embed_tokens.weight"] for stack in ("encoder", "decoder")
     )
-    widths = source_table.shape[1], target_table.shape[1]
-    if widths[0] != widths[1]:
+    source_width, target_width = source_embeddings.shape[1], target_embeddings.shape[1]
+    if source_width != target_width:
         raise ValueError(
             "encoder_embed_dim and decoder_embed_dim must be equal, got "
-            f"{widths[0]} and {widths[1]}."
+            f"{source_width} and {target_width}."
         )
-    if len(source_table) != len(target_table):
+    if len(source_embeddings) != len(target_embeddings):
         raise ValueError(
             "source and target must share one dictionary (--joined-dictionary), got separate "
-            f"vocabularies of {len(source_table)} and {len(target_table)} tokens."
+            f"vocabularies of {len(source_embeddings)} and {len(target_embeddings)} tokens."
         )
-    output_table = weights.get("decoder.output_projection.weight", target_table)
-    ours = _stack_weights(weights, settings)
-    ours |= {
-        "model.encoder.embed_tokens.weight": source_table,
-        "model.decoder.embed_tokens.weight": target_table,
-        "lm_head.weight": output_table,
+    output_weight = weights.get("decoder.output_projection.weight", target_embeddings)
+    our_weights = _stack_weights(weights, settings)
+    our_weights |= {
+        "model.encoder.embed_tokens.weight": source_embeddings,
+        "model.decoder.embed_tokens.weight": target_embeddings,
+        "lm_head.weight": output_weight,
     }
-    tied = torch.equal(source_table, target_table) and torch.equal(target_table, output_table)
+    embeddings_are_equal = torch.equal(source_embeddings, target_embeddings)
+    is_tied = embeddings_are_equal and torch.equal(target_embeddings, output_weight)
     config = VanillaTransformerConfig(
-        **_fields(settings, weights), vocab_size=len(target_table), tie_word_embeddings=tied
+        **_fields(settings, weights), vocab_size=len(target_embeddings), tie_word_embeddings=is_tied
     )
-    model = build_model(config, ours, f"arch {arch}")
+    model = build_model(config, our_weights, f"arch {arch}")
     # fairseq's search never generates padding
-    model.generation_config.bad_words_ids = [[PAD]]
+    model.generation_config.bad_words_ids = [[PAD_ID]]
     return model
 
 
@@ -134,26 +135,27 @@ def fairseq_tokenizer(
         OSError: If a file cannot be read.
     """
     folder = Path(checkpoint).parent
-    found = sorted(folder.glob("dict.*.txt"))
-    if not found:
+    dictionary_files = sorted(folder.glob("dict.*.txt"))
+    if not dictionary_files:
         return None, f"No tokenizer: {folder} has no dict.LANG.txt."
-    tokens = [_read_dictionary(path) for path in found]
-    if any(one != tokens[0] for one in tokens):
+    tokens, *other_dictionaries = map(_read_dictionary, dictionary_files)
+    if any(other_tokens != tokens for other_tokens in other_dictionaries):
         raise ValueError(
             "source and target must share one dictionary (--joined-dictionary), got different ones "
-            f"in {', '.join(path.name for path in found)}."
+            f"in {', '.join(path.name for path in dictionary_files)}."
         )
     content = read_checkpoint(checkpoint)
-    rows = len(required_entry(content["model"], "encoder.embed_tokens.weight", WEIGHTS))
-    if len(tokens[0]) != rows:
-        special = len(SPECIAL_TOKENS)
+    embeddings = required_entry(content["model"], "encoder.embed_tokens.weight", WEIGHTS_ORIGIN)
+    if len(tokens) != len(embeddings):
+        num_special = len(SPECIAL_TOKENS)
         raise ValueError(
-            f"{found[0]} must have {rows - special} tokens, as the embedding has beside the "
-            f"{special} special ones, got {len(tokens[0]) - special}."
+            f"{dictionary_files[0]} must have {len(embeddings) - num_special} tokens, as the "
+            f"embedding has beside the {num_special} special ones, got "
+            f"{len(tokens) - num_special}."
         )
-    codes = next((folder / name for name in CODES_FILES if (folder / name).is_file()), None)
-    if codes is None:
-        tokenizer = token_tokenizer(tokens[0], "<pad>", "<s>", "</s>", "<unk>", ends=True)
+    codes_file = next((folder / name for name in CODES_FILES if (folder / name).is_file()), None)
+    if codes_file is None:
+        tokenizer = token_tokenizer(tokens, "<pad>", "<s>", "</s>", "<unk>", adds_eos=True)
         return tokenizer, (
             f"The tokenizer reads and writes tokens with spaces between: {folder} has a dictionary "
             f"but no BPE codes ({' or '.join(CODES_FILES)})."
@@ -166,63 +168,66 @@ def fairseq_tokenizer(
             "source_lang and target_lang must be given, for the Moses tokenizer: the checkpoint "
             "does not have them."
         )
-    moses = _moses_and_bpe(tokens[0], codes, [source_lang, target_lang])
-    return moses, f"The tokenizer is that of {codes}."
+    fsmt_tokenizer = _fsmt_tokenizer(tokens, codes_file, [source_lang, target_lang])
+    return fsmt_tokenizer, f"The tokenizer is that of {codes_file}."
 
 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:
     """Return the training settings, which versions of fairseq store under different keys."""
-    parts = settings_of(content.get("cfg")) or {}
-    settings = settings_of(content.get("args")) or settings_of(parts.get("model"))
+    setting_groups = settings_of(content.get("cfg")) or {}
+    settings = settings_of(content.get("args")) or settings_of(setting_groups.get("model"))
     if settings is None:
         raise ValueError("the checkpoint must be fairseq's, with args or cfg, got neither.")
-    task = settings_of(parts.get("task")) or {}
-    return {"source_lang": task.get("source_lang"), "target_lang": task.get("target_lang")} | {
-        name: value for name, value in settings.items() if value is not None
-    }
+    task_settings = settings_of(setting_groups.get("task")) or {}
+    languages = {name: task_settings.get(name) for name in ("source_lang", "target_lang")}
+    return languages | {name: value for name, value in settings.items() if value is not None}
 
 
 def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
     """Return the fields of our configuration, except `vocab_size` and `tie_word_embeddings`."""
     for name in ("attention_heads", "normalize_before", "learned_pos"):
-        of_both = [settings.get(f"{stack}_{name}", False) for stack in ("encoder", "decoder")]
-        if of_both[0] != of_both[1]:
+        encoder_value, decoder_value = (
+            settings.get(f"{stack}_{name}", False) for stack in ("encoder", "decoder")
+        )
+        if encoder_value != decoder_value:
             raise ValueError(
                 f"encoder_{name} and decoder_{name} must be equal, got "
-                f"{of_both[0]} and {of_both[1]}."
+                f"{encoder_value} and {decoder_value}."
             )
     activation = settings.get("activation_fn", "relu")
     if activation not in ACTIVATIONS:
         raise ValueError(
             f"activation_fn must be one of {', '.join(ACTIVATIONS)}, got {activation!r}."
         )
-    width = weights["encoder.embed_tokens.weight"].shape[1]
-    encoding = {
+    d_model = weights["encoder.embed_tokens.weight"].shape[1]
+    position_fields = {
         "position_encoding": "sinusoidal",
         # with this base, our wavelengths equal fairseq's, 2 pi 10000^(2i / (d_model - 2))
-        "position_base": 10000.0 ** (width / (width - 2)),
+        "position_base": 10000.0 ** (d_model / (d_model - 2)),
         "position_layout": "halves",
     }
     if settings.get("no_token_positional_embeddings"):
-        encoding = {"position_encoding": "none"}
+        position_fields = {"position_encoding": "none"}
     elif settings.get("encoder_learned_pos"):
-        encoding = {
+        position_fields = {
             "position_encoding": "learned",
             "max_position_embeddings": _number_of_positions(weights),
         }
-    sizes = {}
+    stack_fields = {}
     for stack in ("encoder", "decoder"):
-        sizes[f"{stack}_layers"] = number_of_layers(weights, f"{stack}.layers.")
-        fc1_weight = required_entry(weights, f"{stack}.layers.0.fc1.weight", WEIGHTS)
-        sizes[f"{stack}_ffn_dim"] = fc1_weight.shape[0]
-        heads = f"{stack}_attention_heads"
-        sizes[heads] = required_entry(settings, heads, "the settings of fairseq's transformer")
+        stack_fields[f"{stack}_layers"] = number_of_layers(weights, f"{stack}.layers.")
+        fc1_weight = required_entry(weights, f"{stack}.layers.0.fc1.weight", WEIGHTS_ORIGIN)
+        stack_fields[f"{stack}_ffn_dim"] = fc1_weight.shape[0]
+        heads_field = f"{stack}_attention_heads"
+        stack_fields[heads_field] = required_entry(
+            settings, heads_field, "the settings of fairseq's transformer"
+        )
     return {
-        **sizes,
-        **encoding,
-        "hidden_size": width,
+        **stack_fields,
+        **position_fields,
+        "hidden_size": d_model,
         # fairseq's first position is the id of the padding token plus 1
-        "position_offset": PAD + 1,
+        "position_offset": PAD_ID + 1,
         "norm_first": bool(settings.get("encoder_normalize_before")),
         "attention_bias": True,
         "activation_function": ACTIVATIONS[activation],
@@ -230,39 +235,41 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
         "attention_dropout": settings.get("attention_dropout", 0.0),
         "activation_dropout": settings.get("activation_dropout")
         or settings.get("relu_dropout", 0.0),
-        "pad_token_id": PAD,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "decoder_start_token_id": EOS,
+        "pad_token_id": PAD_ID,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "decoder_start_token_id": EOS_ID,
     }
 
 
 def _number_of_positions(weights: dict[str, Tensor]) -> int:
     """Return the number of positions that both stacks have learned."""
     tables = (
-        required_entry(weights, f"{stack}.embed_positions.weight", WEIGHTS)
+        required_entry(weights, f"{stack}.embed_positions.weight", WEIGHTS_ORIGIN)
         for stack in ("encoder", "decoder")
     )
-    return min(len(table) for table in tables) - PAD - 1
+    return min(len(table) for table in tables) - PAD_ID - 1
 
 
 def _stack_weights(weights: dict[str, Tensor], settings: dict[str, Any]) -> dict[str, Tensor]:
-    """Return all weights except `TABLES` under our names; `build_model` refuses unknown names."""
-    theirs = {
+    """Return all weights except `EMBEDDINGS_AND_OUTPUT`, under our names."""
+    # `build_model` refuses unknown names
+    parameters = {
+        name: tensor for name, tensor in weights.items() if not UNUSED_ENTRIES.search(name)
+    }
+    stack_weights = {
         f"model.{name}": tensor
-        for name, tensor in split_projections(
-            {name: tensor for name, tensor in weights.items() if not UNUSED.search(name)}
-        ).items()
-        if name not in TABLES
+        for name, tensor in split_projections(parameters).items()
+        if name not in EMBEDDINGS_AND_OUTPUT
     }
     renames = {**BART_RENAMES, "coder.layer_norm.": "coder.norm."}
     if settings.get("encoder_learned_pos"):
-        rows = _number_of_positions(weights) + PAD + 1
+        num_rows = _number_of_positions(weights) + PAD_ID + 1
         renames[".embed_positions.weight"] = ".positions.table.weight"
         for stack in ("encoder", "decoder"):
             name = f"model.{stack}.embed_positions.weight"
-            theirs[name] = theirs[name][:rows]
-    return rename_weights(theirs, renames)
+            stack_weights[name] = stack_weights[name][:num_rows]
+    return rename_weights(stack_weights, renames)
 
 
 def _read_dictionary(path: Path) -> list[str]:
@@ -270,31 +277,36 @@ def _read_dictionary(path: Path) -> list[str]:
     return [*SPECIAL_TOKENS, *(line.split(" ")[0] for line in read_lines(path))]
 
 
-def _moses_and_bpe(tokens: list[str], codes: Path, langs: list[str]) -> FSMTTokenizer:
-    """Return transformers' tokenizer for fairseq's models."""
+def _fsmt_tokenizer(tokens: list[str], codes_file: Path, languages: list[str]) -> FSMTTokenizer:
+    """Return transformers' tokenizer for fairseq's models, which combines Moses and BPE."""
     # FSMTTokenizer marks the last piece of a word with </w>, fairseq marks all other pieces with @@
-    marked = [
+    fsmt_tokens = [
         token.removesuffix("@@") if token.endswith("@@") else f"{token}</w>"
         for token in tokens[len(SPECIAL_TOKENS) :]
     ]
-    ids = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *marked])}
+    ids = {token: token_id for token_id, token in enumerate([*SPECIAL_TOKENS, *fsmt_tokens])}
     merges = []
-    for number, line in enumerate(read_lines(codes), 1):
+    for line_number, line in enumerate(read_lines(codes_file), 1):
         if line.startswith("#version"):
             continue
         # do not split at other white space: a BPE symbol may be another white-space character
-        parts = line.rstrip(" ").split(" ")
-        if len(parts) not in (2, 3):
+        symbols_and_count = line.rstrip(" ").split(" ")
+        if len(symbols_and_count) not in (2, 3):
             raise ValueError(
-                f"{codes} line {number} must be two symbols, and a count or nothing, got {line!r}."
+                f"{codes_file} line {line_number} must be two symbols, and a count or nothing, "
+                f"got {line!r}."
             )
-        merges.append(" ".join(parts[:2]))
+        merges.append(" ".join(symbols_and_count[:2]))
     with tempfile.TemporaryDirectory() as folder:
-        vocabulary, merges_file = Path(folder, "vocab.json"), Path(folder, "merges.txt")
-        vocabulary.write_text(json.dumps(ids), encoding="utf-8")
+        vocabulary_file, merges_file = Path(folder, "vocab.json"), Path(folder, "merges.txt")
+        vocabulary_file.write_text(json.dumps(ids), encoding="utf-8")
         merges_file.write_text("".join(f"{merge}\n" for merge in merges), encoding="utf-8")
         return FSMTTokenizer(
-            langs, str(vocabulary), str(vocabulary), str(merges_file), eos_token="</s>"
+            languages,
+            str(vocabulary_file),
+            str(vocabulary_file),
+            str(merges_file),
+            eos_token="</s>",
         )
 
 

@@ -6,7 +6,7 @@ from transformers import FSMTForConditionalGeneration
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import check_logits, refuse_modified_source
-from .weights import bart_fields, build_model, check_kind, layer_weights
+from .weights import bart_fields, build_model, check_class, layer_weights
 
 
 def from_fsmt(
@@ -28,34 +28,35 @@ def from_fsmt(
         ValueError: If the model is outside this architecture, was patched or has hooks, or its
             logits differ from those of the result; the message names the reason.
     """
-    check_kind("model", model, FSMTForConditionalGeneration)
+    check_class("model", model, FSMTForConditionalGeneration)
     refuse_modified_source(model, "transformers' FSMTForConditionalGeneration")
-    theirs = model.config
-    if theirs.src_vocab_size != theirs.tgt_vocab_size:
+    fsmt_config = model.config
+    if fsmt_config.src_vocab_size != fsmt_config.tgt_vocab_size:
         raise ValueError(
             "src_vocab_size and tgt_vocab_size must be equal: source and target share one "
-            f"vocabulary here, got {theirs.src_vocab_size} and {theirs.tgt_vocab_size}."
+            f"vocabulary here, got {fsmt_config.src_vocab_size} and {fsmt_config.tgt_vocab_size}."
         )
-    source_table = model.model.encoder.embed_tokens.weight
-    target_table = model.model.decoder.embed_tokens.weight
-    output_table = model.model.decoder.output_projection.weight
-    tied = torch.equal(source_table, target_table) and torch.equal(target_table, output_table)
-    width = theirs.d_model
+    source_embeddings = model.model.encoder.embed_tokens.weight
+    target_embeddings = model.model.decoder.embed_tokens.weight
+    output_weight = model.model.decoder.output_projection.weight
+    embeddings_are_equal = torch.equal(source_embeddings, target_embeddings)
+    is_tied = embeddings_are_equal and torch.equal(target_embeddings, output_weight)
+    d_model = fsmt_config.d_model
     config = VanillaTransformerConfig(
-        **bart_fields(theirs),
-        vocab_size=theirs.tgt_vocab_size,
+        **bart_fields(fsmt_config),
+        vocab_size=fsmt_config.tgt_vocab_size,
         # our wavelengths are 2 pi base^(2i / d), and those of FSMT are 2 pi 10000^(2i / (d - 2)):
         # they are equal if the base is 10000^(d / (d - 2))
-        position_base=10000.0 ** (width / (width - 2)),
+        position_base=10000.0 ** (d_model / (d_model - 2)),
         # the first position is the id of the padding token plus 1, as in fairseq
-        position_offset=theirs.pad_token_id + 1,
-        tie_word_embeddings=tied,
+        position_offset=fsmt_config.pad_token_id + 1,
+        tie_word_embeddings=is_tied,
     )
     weights = {
         **layer_weights(model, "encoder"),
         **layer_weights(model, "decoder"),
-        "model.encoder.embed_tokens.weight": source_table,
-        "model.decoder.embed_tokens.weight": target_table,
-        "lm_head.weight": output_table,
+        "model.encoder.embed_tokens.weight": source_embeddings,
+        "model.decoder.embed_tokens.weight": target_embeddings,
+        "lm_head.weight": output_weight,
     }
     return check_logits(model, build_model(config, weights, "an FSMT model", copy))

@@ -5,7 +5,7 @@ from transformers import M2M100ForConditionalGeneration
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import check_logits, refuse_modified_source
-from .weights import bart_fields, build_model, check_kind, layer_weights
+from .weights import bart_fields, build_model, check_class, layer_weights
 
 
 def from_m2m100(
@@ -26,29 +26,30 @@ def from_m2m100(
         ValueError: If the model is outside this architecture, does not run the library's own code,
             or its logits differ from those of the result; the message names the reason.
     """
-    check_kind("model", model, M2M100ForConditionalGeneration)
+    check_class("model", model, M2M100ForConditionalGeneration)
     refuse_modified_source(model, "transformers' M2M100ForConditionalGeneration")
-    theirs, width = model.config, model.config.d_model
-    if not theirs.tie_word_embeddings:
+    m2m100_config = model.config
+    d_model = m2m100_config.d_model
+    if not m2m100_config.tie_word_embeddings:
         raise ValueError(
             "tie_word_embeddings must be true: source, target and output share one matrix here, "
             "got an M2M100 model with several."
         )
     config = VanillaTransformerConfig(
-        **bart_fields(theirs),
-        vocab_size=theirs.vocab_size,
+        **bart_fields(m2m100_config),
+        vocab_size=m2m100_config.vocab_size,
         norm_first=True,
         # M2M100 has FSMT's sinusoids and first position, which `from_fsmt` explains
-        position_base=10000.0 ** (width / (width - 2)),
-        position_offset=theirs.pad_token_id + 1,
+        position_base=10000.0 ** (d_model / (d_model - 2)),
+        position_offset=m2m100_config.pad_token_id + 1,
     )
-    table = model.model.shared.weight
+    embeddings = model.model.shared.weight
     weights = {
         **layer_weights(model, "encoder"),
         **layer_weights(model, "decoder"),
-        "model.encoder.embed_tokens.weight": table,
-        "model.decoder.embed_tokens.weight": table,
-        "lm_head.weight": table,
+        "model.encoder.embed_tokens.weight": embeddings,
+        "model.decoder.embed_tokens.weight": embeddings,
+        "lm_head.weight": embeddings,
     }
     for name in ("encoder", "decoder"):
         norm = model.get_submodule(f"model.{name}.layer_norm")

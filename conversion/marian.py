@@ -9,7 +9,7 @@ from ..modeling_vanilla_transformer import (
     sinusoidal_encoding,
 )
 from .check import check_logits, refuse_modified_source
-from .weights import bart_fields, build_model, check_kind, layer_weights
+from .weights import bart_fields, build_model, check_class, layer_weights
 
 
 def from_marian(
@@ -30,41 +30,43 @@ def from_marian(
         ValueError: If the model is outside this architecture, does not run the library's own code,
             or its logits differ from those of the result; the message names the reason.
     """
-    check_kind("model", model, MarianMTModel)
+    check_class("model", model, MarianMTModel)
     refuse_modified_source(model, "transformers' MarianMTModel")
-    theirs = model.config
-    if not theirs.share_encoder_decoder_embeddings or not theirs.tie_word_embeddings:
+    marian_config = model.config
+    if not marian_config.share_encoder_decoder_embeddings or not marian_config.tie_word_embeddings:
         raise ValueError(
             "share_encoder_decoder_embeddings and tie_word_embeddings must be true: source, "
             "target and output share one matrix here, got a Marian model with several."
         )
-    positions = {
+    position_tables = {
         f"model.{name}.positions.table.weight": stack.embed_positions.weight
         for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder))
     }
-    sinusoids = sinusoidal_encoding(theirs.max_position_embeddings, theirs.d_model, layout="halves")
+    sinusoids = sinusoidal_encoding(
+        marian_config.max_position_embeddings, marian_config.d_model, layout="halves"
+    )
     # Marian stores its sinusoids as weights; other values there become learned positions
     are_sinusoids = all(
-        torch.allclose(table, sinusoids.to(table), atol=1e-4) for table in positions.values()
+        torch.allclose(table, sinusoids.to(table), atol=1e-4) for table in position_tables.values()
     )
     config = VanillaTransformerConfig(
-        **bart_fields(theirs),
-        vocab_size=theirs.vocab_size,
+        **bart_fields(marian_config),
+        vocab_size=marian_config.vocab_size,
         output_bias=True,
         position_encoding="sinusoidal" if are_sinusoids else "learned",
     )
-    table = model.model.shared.weight
+    embeddings = model.model.shared.weight
     weights = {
         **layer_weights(model, "encoder"),
         **layer_weights(model, "decoder"),
-        "model.encoder.embed_tokens.weight": table,
-        "model.decoder.embed_tokens.weight": table,
-        "lm_head.weight": table,
+        "model.encoder.embed_tokens.weight": embeddings,
+        "model.decoder.embed_tokens.weight": embeddings,
+        "lm_head.weight": embeddings,
         "lm_head.bias": model.final_logits_bias[0],
-        **({} if are_sinusoids else positions),
+        **({} if are_sinusoids else position_tables),
     }
-    ours = build_model(config, weights, "a Marian model", copy)
+    converted = build_model(config, weights, "a Marian model", copy)
     # `bad_words_ids` forbids the padding token, which starts Marian's decoder and was never trained
     # as an output
-    ours.generation_config.bad_words_ids = model.generation_config.bad_words_ids
-    return check_logits(model, ours)
+    converted.generation_config.bad_words_ids = model.generation_config.bad_words_ids
+    return check_logits(model, converted)

@@ -14,9 +14,9 @@ from .toolkit_files import read_checkpoint, settings_of, token_tokenizer
 from .weights import build_model, number_of_layers, rename_weights, required_entry
 
 # description of the weights in error messages
-WEIGHTS = "the weights of OpenNMT-py's Transformer"
+WEIGHTS_ORIGIN = "the weights of OpenNMT-py's Transformer"
 # names of the embedding tables, and of the sinusoids that OpenNMT-py stores with them
-EMBEDDING = re.compile(r"\.make_embedding\.(emb_luts\.0\.weight|pe\.pe)$")
+EMBEDDING_NAMES = re.compile(r"\.make_embedding\.(emb_luts\.0\.weight|pe\.pe)$")
 # pieces of OpenNMT-py's weight names and our pieces; replaced in this order
 RENAMES = {
     "encoder.transformer.": "encoder.layers.",
@@ -54,8 +54,11 @@ EXPECTED_SETTINGS = {
 }
 # meanings of special values of `max_relative_positions`
 RELATIVE_POSITIONS = {-1: "rotary positions (RoPE)", -2: "positions as biases (ALiBi)"}
-GATED = {"silu": "a gated feed-forward (SwiGLU)", "gated-gelu": "a gated feed-forward (GEGLU)"}
-POSITIONS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "halves"}
+GATED_ACTIVATIONS = {
+    "silu": "a gated feed-forward (SwiGLU)",
+    "gated-gelu": "a gated feed-forward (GEGLU)",
+}
+POSITION_LAYOUTS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "halves"}
 
 
 def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGeneration:
@@ -75,31 +78,36 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
     content = read_checkpoint(checkpoint)
     settings, tokens = _settings(content), _vocabulary(content)
     weights = content["model"]
-    source_table, target_table = (
-        required_entry(weights, f"{stack}.embeddings.make_embedding.emb_luts.0.weight", WEIGHTS)
+    source_embeddings, target_embeddings = (
+        required_entry(
+            weights, f"{stack}.embeddings.make_embedding.emb_luts.0.weight", WEIGHTS_ORIGIN
+        )
         for stack in ("encoder", "decoder")
     )
     # OpenNMT-py 2 stores an nn.Sequential, so the names of the linear layer begin with "0."
-    generator = {name.removeprefix("0."): one for name, one in content["generator"].items()}
-    output_table = required_entry(generator, "weight", "the generator of OpenNMT-py's Transformer")
-    tied = torch.equal(source_table, target_table) and torch.equal(target_table, output_table)
+    generator = {name.removeprefix("0."): tensor for name, tensor in content["generator"].items()}
+    output_weight = required_entry(generator, "weight", "the generator of OpenNMT-py's Transformer")
+    embeddings_are_equal = torch.equal(source_embeddings, target_embeddings)
+    is_tied = embeddings_are_equal and torch.equal(target_embeddings, output_weight)
     config = VanillaTransformerConfig(
         **_fields(settings, weights),
         **_token_ids(tokens, content["vocab"]),
         vocab_size=len(tokens),
-        tie_word_embeddings=tied,
+        tie_word_embeddings=is_tied,
         output_bias="bias" in generator,
     )
-    layers = {
-        f"model.{name}": tensor for name, tensor in weights.items() if not EMBEDDING.search(name)
+    stack_weights = {
+        f"model.{name}": tensor
+        for name, tensor in weights.items()
+        if not EMBEDDING_NAMES.search(name)
     }
-    ours = _with_biases(rename_weights(layers, RENAMES))
-    ours |= {
-        "model.encoder.embed_tokens.weight": source_table,
-        "model.decoder.embed_tokens.weight": target_table,
+    our_weights = _with_biases(rename_weights(stack_weights, RENAMES))
+    our_weights |= {
+        "model.encoder.embed_tokens.weight": source_embeddings,
+        "model.decoder.embed_tokens.weight": target_embeddings,
         **{f"lm_head.{name}": tensor for name, tensor in generator.items()},
     }
-    return build_model(config, ours, "an OpenNMT-py model")
+    return build_model(config, our_weights, "an OpenNMT-py model")
 
 
 def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, str]:
@@ -118,8 +126,8 @@ def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, 
         OSError: If the file cannot be read.
     """
     tokens = _vocabulary(read_checkpoint(checkpoint))
-    # ends=False, because OpenNMT-py adds no end token to a source
-    tokenizer = token_tokenizer(tokens, "<blank>", "<s>", "</s>", "<unk>", ends=False)
+    # adds_eos=False, because OpenNMT-py adds no end token to a source
+    tokenizer = token_tokenizer(tokens, "<blank>", "<s>", "</s>", "<unk>", adds_eos=False)
     return tokenizer, (
         "The tokenizer reads and writes tokens with spaces between: the checkpoint has the "
         "vocabulary, but not the BPE codes or the SentencePiece model that split text into tokens."
@@ -129,30 +137,30 @@ def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:
     settings = settings_of(content.get("opt"))
     if settings is None or not isinstance(content.get("generator"), dict):
-        raise ValueError(_expected(content))
-    for name, (expected, meaning) in EXPECTED_SETTINGS.items():
-        if settings.get(name, expected) != expected:
+        raise ValueError(_wrong_toolkit_message(content))
+    for name, (expected_value, meaning) in EXPECTED_SETTINGS.items():
+        if settings.get(name, expected_value) != expected_value:
             raise ValueError(
-                f"{name} must be {expected}, got {settings[name]}: that is {meaning}, outside "
-                "this architecture."
+                f"{name} must be {expected_value}, got {settings[name]}: that is {meaning}, "
+                "outside this architecture."
             )
-    relative = settings.get("max_relative_positions", 0)
-    if relative:
-        meaning = RELATIVE_POSITIONS.get(relative, "relative positions")
+    max_relative_positions = settings.get("max_relative_positions", 0)
+    if max_relative_positions:
+        meaning = RELATIVE_POSITIONS.get(max_relative_positions, "relative positions")
         raise ValueError(
-            f"max_relative_positions must be 0, got {relative}: that is {meaning}, outside this "
-            "architecture."
+            f"max_relative_positions must be 0, got {max_relative_positions}: that is {meaning}, "
+            "outside this architecture."
         )
     activation = settings.get("pos_ffn_activation_fn", "relu")
-    if activation in GATED:
+    if activation in GATED_ACTIVATIONS:
         raise ValueError(
             f"pos_ffn_activation_fn must be relu or gelu, got {activation}: that is "
-            f"{GATED[activation]}, outside this architecture."
+            f"{GATED_ACTIVATIONS[activation]}, outside this architecture."
         )
     return settings
 
 
-def _expected(content: dict[str, Any]) -> str:
+def _wrong_toolkit_message(content: dict[str, Any]) -> str:
     return (
         "the checkpoint must be OpenNMT-py's, with model, generator, vocab and opt, got "
         f"{', '.join(content)}."
@@ -161,80 +169,84 @@ def _expected(content: dict[str, Any]) -> str:
 
 def _vocabulary(content: dict[str, Any]) -> list[str]:
     if not isinstance(content.get("vocab"), dict):
-        raise ValueError(_expected(content))
-    source, target = (content["vocab"].get(side) for side in ("src", "tgt"))
-    if not isinstance(source, list) or not isinstance(target, list):
+        raise ValueError(_wrong_toolkit_message(content))
+    source_tokens, target_tokens = (content["vocab"].get(side) for side in ("src", "tgt"))
+    if not isinstance(source_tokens, list) or not isinstance(target_tokens, list):
         raise ValueError(
             "vocab must be lists of plain tokens, src and tgt, as OpenNMT-py 3 saves them, got "
-            f"{type(source).__name__} and {type(target).__name__}."
+            f"{type(source_tokens).__name__} and {type(target_tokens).__name__}."
         )
-    if source != target:
+    if source_tokens != target_tokens:
         raise ValueError(
             "source and target must share one vocabulary (-share_vocab), got separate "
-            f"vocabularies of {len(source)} and {len(target)} tokens."
+            f"vocabularies of {len(source_tokens)} and {len(target_tokens)} tokens."
         )
-    return target
+    return target_tokens
 
 
 def _token_ids(tokens: list[str], vocabulary: dict[str, Any]) -> dict[str, int]:
-    names = {
+    special_tokens = {
         "pad_token_id": "<blank>",
         "bos_token_id": "<s>",
         "eos_token_id": "</s>",
         "decoder_start_token_id": vocabulary.get("decoder_start_token", "<s>"),
     }
-    for token in names.values():
+    for token in special_tokens.values():
         if token not in tokens:
             raise ValueError(f"vocab must hold the special token {token}, got none.")
-    return {field: tokens.index(token) for field, token in names.items()}
+    return {field: tokens.index(token) for field, token in special_tokens.items()}
 
 
 def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
-    width = required_entry(weights, "encoder.layer_norm.weight", WEIGHTS).shape[0]
-    kind = settings.get("position_encoding_type", "SinusoidalInterleaved")
-    if kind not in POSITIONS:
+    d_model = required_entry(weights, "encoder.layer_norm.weight", WEIGHTS_ORIGIN).shape[0]
+    encoding_type = settings.get("position_encoding_type", "SinusoidalInterleaved")
+    if encoding_type not in POSITION_LAYOUTS:
         raise ValueError(
-            f"position_encoding_type must be one of {', '.join(POSITIONS)}, got {kind}."
+            f"position_encoding_type must be one of {', '.join(POSITION_LAYOUTS)}, got "
+            f"{encoding_type}."
         )
-    layout = POSITIONS[kind]
+    layout = POSITION_LAYOUTS[encoding_type]
     # SinusoidalConcat has fairseq's wavelengths, 2 pi 10000^(2i / (d_model - 2))
-    base = 10000.0 if layout == "interleaved" else 10000.0 ** (width / (width - 2))
-    names = {"encoder": "encoder.transformer.", "decoder": "decoder.transformer_layers."}
-    sizes = {}
-    for stack, prefix in names.items():
-        sizes[f"{stack}_layers"] = number_of_layers(weights, prefix)
-        fc1_weight = required_entry(weights, f"{prefix}0.feed_forward.w_1.weight", WEIGHTS)
-        sizes[f"{stack}_ffn_dim"] = fc1_weight.shape[0]
-        heads = required_entry(settings, "heads", "the settings of OpenNMT-py's Transformer")
-        sizes[f"{stack}_attention_heads"] = heads
+    base = 10000.0 if layout == "interleaved" else 10000.0 ** (d_model / (d_model - 2))
+    layer_prefixes = {
+        "encoder": "encoder.transformer.",
+        "decoder": "decoder.transformer_layers.",
+    }
+    stack_fields = {}
+    for stack, prefix in layer_prefixes.items():
+        stack_fields[f"{stack}_layers"] = number_of_layers(weights, prefix)
+        fc1_weight = required_entry(weights, f"{prefix}0.feed_forward.w_1.weight", WEIGHTS_ORIGIN)
+        stack_fields[f"{stack}_ffn_dim"] = fc1_weight.shape[0]
+        num_heads = required_entry(settings, "heads", "the settings of OpenNMT-py's Transformer")
+        stack_fields[f"{stack}_attention_heads"] = num_heads
     return {
-        **sizes,
-        "hidden_size": width,
+        **stack_fields,
+        "hidden_size": d_model,
         "position_layout": layout,
         "position_base": base,
         "norm_first": True,
         "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in weights,
         "activation_function": settings.get("pos_ffn_activation_fn", "relu"),
-        "dropout": _first(settings.get("dropout", 0.1)),
-        "attention_dropout": _first(settings.get("attention_dropout", 0.0)),
-        "activation_dropout": _first(settings.get("dropout", 0.1)),
+        "dropout": _first_dropout(settings.get("dropout", 0.1)),
+        "attention_dropout": _first_dropout(settings.get("attention_dropout", 0.0)),
+        "activation_dropout": _first_dropout(settings.get("dropout", 0.1)),
         "layer_norm_eps": settings.get("norm_eps", 1e-6),
     }
 
 
-def _first(dropout: float | list[float]) -> float:
+def _first_dropout(dropout: float | list[float]) -> float:
     """Return the first dropout of a list: OpenNMT-py can change the dropout during training."""
     return dropout[0] if isinstance(dropout, list) else dropout
 
 
 def _with_biases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Add zero biases for equation (2) if the checkpoint has no biases."""
-    zeros = {
+    zero_biases = {
         name.replace("weight", "bias"): tensor.new_zeros(tensor.shape[0])
         for name, tensor in weights.items()
         if name.endswith(("fc1.weight", "fc2.weight"))
     }
-    return zeros | weights
+    return zero_biases | weights
 
 
 __all__ = ["from_opennmt", "opennmt_tokenizer"]

@@ -35,7 +35,7 @@ CONVERSIONS = {
     M2M100ForConditionalGeneration: from_m2m100,
 }
 # our names of the embeddings and of the output projection, by the names in transformers
-EMBEDDINGS = {
+OUR_EMBEDDING_NAMES = {
     "model.shared.weight": (
         "model.encoder.embed_tokens.weight",
         "model.decoder.embed_tokens.weight",
@@ -48,7 +48,7 @@ EMBEDDINGS = {
 # types of the module attributes that a conversion may have read
 SETTING_TYPES = (bool, int, float, str, type(None))
 # attributes of these types that no conversion reads
-BOOKKEEPING = ("training", "_is_hf_initialized")
+UNREAD_ATTRIBUTES = ("training", "_is_hf_initialized")
 
 
 class SharedConversion:
@@ -60,7 +60,7 @@ class SharedConversion:
 
     def __init__(self, model: PreTrainedModel):
         self._model = model
-        self._ours: VanillaTransformerForConditionalGeneration | None = None
+        self._converted: VanillaTransformerForConditionalGeneration | None = None
         self._parameters: dict[str, nn.Parameter] = {}
         self._state_at_conversion: tuple[Any, ...] = ()
         # reasons of refused conversions, by dtype: a conversion is slow, so a refused conversion is
@@ -68,7 +68,7 @@ class SharedConversion:
         self._refusals: dict[torch.dtype, str] = {}
         # values of int8, dtype and device for which `engine_for` has accepted the model. A call of
         # `engine_for` reads all packed weights, and `generate` makes such a call anyway
-        self._accepted: set[tuple[bool, torch.dtype, torch.device]] = set()
+        self._accepted_settings: set[tuple[bool, torch.dtype, torch.device]] = set()
 
     def for_engine(
         self, int8: bool = False
@@ -92,45 +92,45 @@ class SharedConversion:
                 return None, str(error).removesuffix(".")
             if self._model.dtype in self._refusals:
                 return None, self._refusals[self._model.dtype]
-            if self._ours is None or not self._is_unchanged(self._ours):
+            if self._converted is None or not self._is_unchanged(self._converted):
                 try:
                     # keep torch's random state: the user may have set the seed of a search
                     with torch.random.fork_rng(devices=[]):
                         converted = convert(self._model, copy=False)
                 except ValueError as error:
-                    self._ours = None
+                    self._converted = None
                     refusal = str(error).removesuffix(".")
                     self._refusals[self._model.dtype] = refusal
                     return None, refusal
-                self._ours = converted.to(self._model.device, self._model.dtype)
-                self._accepted.clear()
-                self._share(self._ours)
-            self._ours.generation_config = self._model.generation_config
-            kind = int8, self._model.dtype, self._model.device
-            if kind not in self._accepted:
-                _, reason = engine_for(self._ours, int8)
+                self._converted = converted.to(self._model.device, self._model.dtype)
+                self._accepted_settings.clear()
+                self._share(self._converted)
+            self._converted.generation_config = self._model.generation_config
+            engine_settings = int8, self._model.dtype, self._model.device
+            if engine_settings not in self._accepted_settings:
+                _, reason = engine_for(self._converted, int8)
                 if reason is not None:
                     return None, reason
-                self._accepted.add(kind)
-            return self._ours, None
+                self._accepted_settings.add(engine_settings)
+            return self._converted, None
 
     def _share(self, converted: VanillaTransformerForConditionalGeneration):
         self._parameters = dict(self._model.named_parameters())
-        ours = dict(converted.named_parameters(remove_duplicate=False))
+        converted_parameters = dict(converted.named_parameters(remove_duplicate=False))
         for name, parameter in self._parameters.items():
-            (renamed,) = rename_weights({name: parameter}, BART_RENAMES)
-            for own_name in EMBEDDINGS.get(name, (renamed,)):
+            (our_layer_name,) = rename_weights({name: parameter}, BART_RENAMES)
+            for our_name in OUR_EMBEDDING_NAMES.get(name, (our_layer_name,)):
                 # the converted model computes Marian's sinusoids, so it has no parameter for them
-                if own_name in ours:
-                    path, _, leaf = own_name.rpartition(".")
-                    setattr(converted.get_submodule(path), leaf, parameter)
+                if our_name in converted_parameters:
+                    module_name, _, parameter_name = our_name.rpartition(".")
+                    setattr(converted.get_submodule(module_name), parameter_name, parameter)
         self._state_at_conversion = tuple(self._unshared_state(converted))
 
     def _is_unchanged(self, converted: VanillaTransformerForConditionalGeneration) -> bool:
-        now = dict(self._model.named_parameters())
-        if now.keys() != self._parameters.keys():
+        parameters = dict(self._model.named_parameters())
+        if parameters.keys() != self._parameters.keys():
             return False
-        if any(now[name] is not self._parameters[name] for name in now):
+        if any(parameters[name] is not self._parameters[name] for name in parameters):
             return False
         state = tuple(self._unshared_state(converted))
         return len(state) == len(self._state_at_conversion) and all(
@@ -139,21 +139,21 @@ class SharedConversion:
 
     def _unshared_state(self, converted: nn.Module) -> Iterator[Any]:
         """Yield everything that the conversion has read, except the weights that it shares."""
-        shared = {id(parameter) for parameter in converted.parameters()}
+        shared_ids = {id(parameter) for parameter in converted.parameters()}
         for tensor in (*self._model.parameters(), *self._model.buffers()):
-            if id(tensor) not in shared:
+            if id(tensor) not in shared_ids:
                 yield tensor.detach().clone()
         for name, module in self._model.named_modules():
-            for key, value in vars(module).items():
-                if isinstance(value, SETTING_TYPES) and key not in BOOKKEEPING:
-                    yield name, key, value
+            for attribute, value in vars(module).items():
+                if isinstance(value, SETTING_TYPES) and attribute not in UNREAD_ATTRIBUTES:
+                    yield name, attribute, value
             yield name, type(module)
 
 
 def _is_equal(now: Any, before: Any) -> bool:
     if isinstance(now, Tensor) and isinstance(before, Tensor):
-        is_like = (now.device, now.dtype) == (before.device, before.dtype)
-        return is_like and torch.equal(now, before)
+        are_comparable = (now.device, now.dtype) == (before.device, before.dtype)
+        return are_comparable and torch.equal(now, before)
     return type(now) is type(before) and now == before
 
 

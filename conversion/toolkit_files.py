@@ -30,8 +30,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         OSError: If the file cannot be read.
     """
     if not Path(path).is_file():
-        kind = "a folder" if Path(path).is_dir() else "no such file"
-        raise ValueError(f"a checkpoint must be a file, got {kind}: {path}.")
+        what_exists = "a folder" if Path(path).is_dir() else "no such file"
+        raise ValueError(f"a checkpoint must be a file, got {what_exists}: {path}.")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             # mmap fails for a compressed archive, which could be far larger in memory than on disk
@@ -43,16 +43,20 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         # quote only the class: torch's message explains how to load the file in spite of the risk
-        needed = re.search(r"GLOBAL (\S+)", str(error))
+        needed_class = re.search(r"GLOBAL (\S+)", str(error))
         raise ValueError(
             f"{path} must be a checkpoint of tensors and settings alone, which runs no code, got "
-            + (f"one that needs {needed.group(1)}." if needed else "a file that torch cannot read.")
+            + (
+                f"one that needs {needed_class.group(1)}."
+                if needed_class
+                else "a file that torch cannot read."
+            )
         ) from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise ValueError(f"{path} must be a checkpoint with a model, got none in it.")
     # OpenNMT-py stores the output projection under its own key
-    for part in ("model", "generator"):
-        weights = checkpoint.get(part)
+    for key in ("model", "generator"):
+        weights = checkpoint.get(key)
         for name, tensor in weights.items() if isinstance(weights, dict) else ():
             check_stored(tensor, name, path)
     return checkpoint
@@ -94,7 +98,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def token_tokenizer(
-    tokens: list[str], pad: str, bos: str, eos: str, unk: str, ends: bool
+    tokens: list[str], pad: str, bos: str, eos: str, unk: str, adds_eos: bool
 ) -> PreTrainedTokenizerFast:
     """Build a tokenizer for tokenized text, which has spaces between the tokens.
 
@@ -104,15 +108,15 @@ def token_tokenizer(
         bos: Start token.
         eos: End token.
         unk: Unknown token.
-        ends: Whether the tokenizer adds the end token to every text.
+        adds_eos: Whether the tokenizer adds the end token to every text.
 
     Returns:
         The tokenizer; decoded text also has spaces between the tokens.
     """
-    ids = {token: index for index, token in enumerate(tokens)}
+    ids = {token: token_id for token_id, token in enumerate(tokens)}
     backend = Tokenizer(models.WordLevel(ids, unk_token=unk))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    if ends:
+    if adds_eos:
         backend.post_processor = processors.TemplateProcessing(
             single=f"$A {eos}", special_tokens=[(eos, ids[eos])]
         )

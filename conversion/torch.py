@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import check_decoder_states, refuse_modified_source
-from .weights import build_model, check_kind, rename_weights, split_projections
+from .weights import build_model, check_class, rename_weights, split_projections
 
 # nn.Transformer numbers the norms of a layer by sub-layer, so `norm2` has another meaning in the
 # decoder
@@ -48,29 +48,35 @@ def from_torch(
         ValueError: If the stacks are outside this architecture, do not run torch's own code, or
             compute other decoder states than the result; the message names the reason.
     """
-    check_kind("module", module, nn.Transformer)
-    check_kind("embedding", embedding, Tensor)
-    check_kind("module.encoder", module.encoder, nn.TransformerEncoder)
-    check_kind("module.decoder", module.decoder, nn.TransformerDecoder)
+    check_class("module", module, nn.Transformer)
+    check_class("embedding", embedding, Tensor)
+    check_class("module.encoder", module.encoder, nn.TransformerEncoder)
+    check_class("module.decoder", module.decoder, nn.TransformerDecoder)
     for stack in (module.encoder, module.decoder):
         refuse_modified_source(stack, "torch's nn.Transformer")
-    encoder, decoder = module.encoder.layers, module.decoder.layers
-    if not len(encoder) or not len(decoder):
+    encoder_layers, decoder_layers = module.encoder.layers, module.decoder.layers
+    num_encoder_layers, num_decoder_layers = len(encoder_layers), len(decoder_layers)
+    if not num_encoder_layers or not num_decoder_layers:
         raise ValueError(
-            f"encoder and decoder must have layers, got {len(encoder)} and {len(decoder)} of them."
+            f"encoder and decoder must have layers, got {num_encoder_layers} and "
+            f"{num_decoder_layers} of them."
         )
-    layers = [*encoder, *decoder]
+    layers = [*encoder_layers, *decoder_layers]
     if any(layer.linear1.bias is None for layer in layers):
         raise ValueError("bias must be true: equation (2) has biases, got false.")
-    norm_first = _same("norm_first", (layer.norm_first for layer in layers))
+    norm_first = _shared_value("norm_first", (layer.norm_first for layer in layers))
     submodules = [submodule for layer in layers for submodule in layer.children()]
-    attentions = [it for it in submodules if isinstance(it, nn.MultiheadAttention)]
-    num_heads = _same("nhead", (attention.num_heads for attention in attentions))
+    attentions = [
+        submodule for submodule in submodules if isinstance(submodule, nn.MultiheadAttention)
+    ]
+    num_heads = _shared_value("nhead", (attention.num_heads for attention in attentions))
     feed_forward_dropouts = [layer.dropout for layer in layers]
     residual_dropouts = [
-        it for it in submodules if isinstance(it, nn.Dropout) and it not in feed_forward_dropouts
+        submodule
+        for submodule in submodules
+        if isinstance(submodule, nn.Dropout) and submodule not in feed_forward_dropouts
     ]
-    norms = [it for it in module.modules() if isinstance(it, nn.LayerNorm)]
+    norms = [submodule for submodule in module.modules() if isinstance(submodule, nn.LayerNorm)]
     for stack in ("encoder", "decoder"):
         has_norm = getattr(module, stack).norm is not None
         if has_norm != norm_first:
@@ -83,19 +89,29 @@ def from_torch(
     config = VanillaTransformerConfig(
         vocab_size=embedding.shape[0],
         hidden_size=module.d_model,
-        encoder_layers=len(encoder),
+        encoder_layers=num_encoder_layers,
         encoder_attention_heads=num_heads,
-        encoder_ffn_dim=_same("dim_feedforward", (x.linear1.out_features for x in encoder)),
-        decoder_layers=len(decoder),
+        encoder_ffn_dim=_shared_value(
+            "dim_feedforward", (layer.linear1.out_features for layer in encoder_layers)
+        ),
+        decoder_layers=num_decoder_layers,
         decoder_attention_heads=num_heads,
-        decoder_ffn_dim=_same("dim_feedforward", (x.linear1.out_features for x in decoder)),
+        decoder_ffn_dim=_shared_value(
+            "dim_feedforward", (layer.linear1.out_features for layer in decoder_layers)
+        ),
         norm_first=norm_first,
         attention_bias=True,
-        activation_function=_same("activation", (_activation(x.activation) for x in layers)),
-        dropout=_same("dropout", (it.p for it in residual_dropouts)),
-        attention_dropout=_same("dropout of attention", (it.dropout for it in attentions)),
-        activation_dropout=_same("dropout of linear1", (it.p for it in feed_forward_dropouts)),
-        layer_norm_eps=_same("layer_norm_eps", (norm.eps for norm in norms)),
+        activation_function=_shared_value(
+            "activation", (_activation_name(layer.activation) for layer in layers)
+        ),
+        dropout=_shared_value("dropout", (dropout.p for dropout in residual_dropouts)),
+        attention_dropout=_shared_value(
+            "dropout of attention", (attention.dropout for attention in attentions)
+        ),
+        activation_dropout=_shared_value(
+            "dropout of linear1", (dropout.p for dropout in feed_forward_dropouts)
+        ),
+        layer_norm_eps=_shared_value("layer_norm_eps", (norm.eps for norm in norms)),
         **fields,
     )
     weights = {
@@ -103,22 +119,23 @@ def from_torch(
         "model.decoder.embed_tokens.weight": embedding,
         "lm_head.weight": embedding,
     }
-    for stack, names in (("encoder", ENCODER_RENAMES), ("decoder", DECODER_RENAMES)):
-        theirs = getattr(module, stack).state_dict(prefix=f"model.{stack}.")
-        weights |= split_projections(rename_weights(theirs, names))
+    for stack, renames in (("encoder", ENCODER_RENAMES), ("decoder", DECODER_RENAMES)):
+        torch_weights = getattr(module, stack).state_dict(prefix=f"model.{stack}.")
+        weights |= split_projections(rename_weights(torch_weights, renames))
     return check_decoder_states(module, build_model(config, weights, "torch's nn.Transformer"))
 
 
-def _same(name: str, values: Iterable[Any]) -> Any:
-    found = list(dict.fromkeys(values))
-    if len(found) > 1:
+def _shared_value(name: str, values: Iterable[Any]) -> Any:
+    distinct_values = list(dict.fromkeys(values))
+    if len(distinct_values) > 1:
         raise ValueError(
-            f"{name} must be the same in all layers of a model, got {', '.join(map(str, found))}."
+            f"{name} must be the same in all layers of a model, got "
+            f"{', '.join(map(str, distinct_values))}."
         )
-    return found[0]
+    return distinct_values[0]
 
 
-def _activation(activation: Callable | nn.Module) -> str:
+def _activation_name(activation: Callable | nn.Module) -> str:
     if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
         return "gelu_pytorch_tanh"
     names = {F.relu: "relu", torch.relu: "relu", F.gelu: "gelu", nn.ReLU: "relu", nn.GELU: "gelu"}

@@ -51,12 +51,12 @@ def rename_weights(weights: dict[str, Tensor], renames: dict[str, str]) -> dict[
     Returns:
         The same tensors by our names.
     """
-    ours = {}
+    renamed_weights = {}
     for name, tensor in weights.items():
-        for theirs, our in renames.items():
-            name = name.replace(theirs, our)
-        ours[name] = tensor
-    return ours
+        for other_piece, our_piece in renames.items():
+            name = name.replace(other_piece, our_piece)
+        renamed_weights[name] = tensor
+    return renamed_weights
 
 
 def layer_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
@@ -70,17 +70,17 @@ def layer_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
         Tensors by our names.
     """
     prefix = f"model.{stack}.layers."
-    layers = {
+    bart_weights = {
         name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)
     }
-    return rename_weights(layers, BART_RENAMES)
+    return rename_weights(bart_weights, BART_RENAMES)
 
 
-def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:
+def bart_fields(bart_config: PreTrainedConfig) -> dict[str, Any]:
     """Return the fields of our configuration for a Marian, FSMT or M2M100 model.
 
     Args:
-        theirs: Configuration of the other model.
+        bart_config: Configuration of the other model.
 
     Returns:
         Our fields, without `vocab_size`.
@@ -89,18 +89,21 @@ def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:
         ValueError: If the embeddings are not scaled, or encoder and decoder have different numbers
             of heads.
     """
-    if not theirs.scale_embedding:
+    if not bart_config.scale_embedding:
         raise ValueError(
             "scale_embedding must be true: section 3.4 multiplies by sqrt(d_model), got false."
         )
-    heads = theirs.encoder_attention_heads, theirs.decoder_attention_heads
-    if heads[0] != heads[1]:
+    encoder_heads, decoder_heads = (
+        bart_config.encoder_attention_heads,
+        bart_config.decoder_attention_heads,
+    )
+    if encoder_heads != decoder_heads:
         raise ValueError(
             "encoder_attention_heads and decoder_attention_heads must be equal, for heads of one "
-            f"width, got {heads[0]} and {heads[1]}."
+            f"width, got {encoder_heads} and {decoder_heads}."
         )
-    return {name: getattr(theirs, name) for name in SAME_FIELDS} | {
-        "hidden_size": theirs.d_model,
+    return {name: getattr(bart_config, name) for name in SAME_FIELDS} | {
+        "hidden_size": bart_config.d_model,
         "position_layout": "halves",
         "attention_bias": True,
     }
@@ -115,15 +118,15 @@ def split_projections(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     Returns:
         The tensors by name, with three in place of each fused one.
     """
-    split = {}
+    split_weights = {}
     for name, tensor in weights.items():
         if "in_proj_" not in name:
-            split[name] = tensor
+            split_weights[name] = tensor
             continue
-        attention, kind = name.split("in_proj_")
-        for projection, part in zip("qkv", tensor.chunk(3), strict=True):
-            split[f"{attention}{projection}_proj.{kind}"] = part
-    return split
+        attention, weight_or_bias = name.split("in_proj_")
+        for letter, projection in zip("qkv", tensor.chunk(3), strict=True):
+            split_weights[f"{attention}{letter}_proj.{weight_or_bias}"] = projection
+    return split_weights
 
 
 def number_of_layers(weights: dict[str, Tensor], prefix: str) -> int:
@@ -136,7 +139,8 @@ def number_of_layers(weights: dict[str, Tensor], prefix: str) -> int:
     Returns:
         The number of layers.
     """
-    return len({name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)})
+    layers = {name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)}
+    return len(layers)
 
 
 def required_entry(entries: dict[str, Value], name: str, origin: str) -> Value:
@@ -158,19 +162,21 @@ def required_entry(entries: dict[str, Value], name: str, origin: str) -> Value:
     return entries[name]
 
 
-def check_kind(name: str, value: Any, kind: type):
+def check_class(name: str, value: Any, expected_class: type):
     """Refuse an argument of the wrong class.
 
     Args:
         name: Name of the argument, for the error.
         value: Value of the argument.
-        kind: Expected class.
+        expected_class: Expected class.
 
     Raises:
         TypeError: If the value is of another class.
     """
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}.")
+    if not isinstance(value, expected_class):
+        raise TypeError(
+            f"{name} must be a {expected_class.__name__}, got a {type(value).__name__}."
+        )
 
 
 def build_model(
@@ -198,12 +204,16 @@ def build_model(
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(config)
     check_fit(model, weights, origin)
-    own: dict[int, Tensor] = {}
+    # tensors of the model by the `id` of the given tensor, so that tied weights stay tied
+    model_tensors: dict[int, Tensor] = {}
     for tensor in weights.values():
-        if id(tensor) not in own:
-            moved = tensor.detach().to("cpu", torch.float32)
-            own[id(tensor)] = moved.clone(memory_format=torch.contiguous_format) if copy else moved
-    model.load_state_dict({name: own[id(it)] for name, it in weights.items()}, assign=True)
+        if id(tensor) not in model_tensors:
+            model_tensor = tensor.detach().to("cpu", torch.float32)
+            if copy:
+                model_tensor = model_tensor.clone(memory_format=torch.contiguous_format)
+            model_tensors[id(tensor)] = model_tensor
+    model_weights = {name: model_tensors[id(tensor)] for name, tensor in weights.items()}
+    model.load_state_dict(model_weights, assign=True)
     model.tie_weights()
     set_paper_search(model)
     return model.eval()

@@ -25,7 +25,7 @@ PORT = 7870
 # packages that write the graphs
 PACKAGES = "onnx onnxscript onnxruntime"
 # value of Content-Type for each file extension
-TYPES = {
+CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -61,17 +61,17 @@ def run(argv: list[str], prog: str = "vanilla-transformer explain"):
     if folder is not None:
         with atomic_folder(folder) as unfinished:
             write_site(flags.model, unfinished, flags.trust_remote_code)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        logger.info("%.3g MB in %s; any web server can serve this folder", size / 1e6, folder)
+        num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        logger.info("%.3g MB in %s; any web server can serve this folder", num_bytes / 1e6, folder)
         return
     # open the port before the export, so that a port in use is an error at once
     with (
-        tempfile.TemporaryDirectory() as temporary,
-        server(Path(temporary), flags.port) as serving,
+        tempfile.TemporaryDirectory() as temporary_folder,
+        open_server(Path(temporary_folder), flags.port) as server,
     ):
-        write_site(flags.model, Path(temporary), flags.trust_remote_code)
-        logger.info("http://%s:%d shows the page; Ctrl+C ends it", HOST, serving.server_port)
-        serving.serve_forever()
+        write_site(flags.model, Path(temporary_folder), flags.trust_remote_code)
+        logger.info("http://%s:%d shows the page; Ctrl+C ends it", HOST, server.server_port)
+        server.serve_forever()
 
 
 def write_site(model_name: str, folder: Path, trust_remote_code: bool = False):
@@ -115,7 +115,7 @@ def write_model(model_name: str, folder: Path, trust_remote_code: bool = False):
 
 
 @contextmanager
-def server(folder: Path, port: int) -> Iterator[ThreadingHTTPServer]:
+def open_server(folder: Path, port: int) -> Iterator[ThreadingHTTPServer]:
     """Open an HTTP server for the files of a folder, for requests from this machine only.
 
     Args:
@@ -130,24 +130,24 @@ def server(folder: Path, port: int) -> Iterator[ThreadingHTTPServer]:
     """
     handler = partial(_Handler, directory=str(folder))
     try:
-        serving = ThreadingHTTPServer((HOST, port), handler)
+        server = ThreadingHTTPServer((HOST, port), handler)
     except OSError as error:
         raise OSError(f"port must be free, got {port}: {error.strerror}.") from error
-    with serving:
-        yield serving
+    with server:
+        yield server
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    """HTTP handler for the files of one folder; every operating system gets the same `TYPES`."""
+    """HTTP handler for the files of one folder; every operating system gets `CONTENT_TYPES`."""
 
-    extensions_map = TYPES
+    extensions_map = CONTENT_TYPES
 
     def end_headers(self):
         # the name of a built file changes with its content, so browsers may keep the file;
         # browsers must ask again for any other file
         is_built = self.path.startswith("/assets/")
-        kept = "max-age=31536000, immutable" if is_built else "no-cache"
-        self.send_header("Cache-Control", kept)
+        cache_control = "max-age=31536000, immutable" if is_built else "no-cache"
+        self.send_header("Cache-Control", cache_control)
         self.send_header("X-Content-Type-Options", "nosniff")
         super().end_headers()
 
@@ -182,4 +182,4 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-__all__ = ["run", "server", "write_model", "write_site"]
+__all__ = ["open_server", "run", "write_model", "write_site"]

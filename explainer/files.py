@@ -52,18 +52,19 @@ def save_for_page(
     Raises:
         ValueError: If the page cannot explain the model, or the graphs compute other logits.
     """
-    model = copy.deepcopy(_checked(model)).eval().float().cpu()
+    model = copy.deepcopy(_require_supported(model)).eval().float().cpu()
     config, search = model.config, model.generation_config
-    extra = search.max_extra_tokens
-    extra = USUAL_EXTRA_TOKENS if extra is None else extra
+    max_extra_tokens = search.max_extra_tokens
+    if max_extra_tokens is None:
+        max_extra_tokens = USUAL_EXTRA_TOKENS
     most_tokens = MOST_TOKENS
     if config.position_encoding == "learned":
         most_tokens = min(most_tokens, config.max_position_embeddings)
-        extra = min(extra, config.max_position_embeddings - most_tokens)
-    names = save_graphs(model, folder, most_tokens + extra)
+        max_extra_tokens = min(max_extra_tokens, config.max_position_embeddings - most_tokens)
+    output_names = save_graphs(model, folder, most_tokens + max_extra_tokens)
     save_tokenizer_for_javascript(tokenizer, folder)
-    ends = config.eos_token_id
-    banned = [ids[0] for ids in search.bad_words_ids or [] if len(ids) == 1]
+    end_ids = config.eos_token_id
+    bad_word_ids = [ids[0] for ids in search.bad_words_ids or [] if len(ids) == 1]
     description = {
         "corpus": corpus_of(run),
         "parameters": model.num_parameters(),
@@ -78,16 +79,16 @@ def save_for_page(
         "position_encoding": config.position_encoding,
         "position_base": config.position_base,
         "start": config.decoder_start_token_id,
-        "ends": ends if isinstance(ends, list) else [ends],
-        "suppressed": sorted({*(search.suppress_tokens or []), *banned}),
+        "ends": end_ids if isinstance(end_ids, list) else [end_ids],
+        "suppressed": sorted({*(search.suppress_tokens or []), *bad_word_ids}),
         "num_beams": search.num_beams or 1,
         "alpha": 0.6 if search.length_penalty_alpha is None else search.length_penalty_alpha,
-        "max_extra_tokens": extra,
+        "max_extra_tokens": max_extra_tokens,
         "calibration": getattr(search, "calibration", None),
         "most_tokens": most_tokens,
         "most_characters": MOST_CHARACTERS,
         "tokens": token_texts(tokenizer, range(len(tokenizer))),
-        "outputs": names,
+        "outputs": output_names,
         "bytes": {
             path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()
         },
@@ -96,7 +97,7 @@ def save_for_page(
     (folder / DESCRIPTION_FILE).write_text(text, encoding="utf-8")
 
 
-def _checked(model: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
+def _require_supported(model: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
     """Return the model, or refuse a model whose computation the page cannot show."""
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise ValueError(f"model must be a vanilla_transformer, got a {type(model).__name__}.")
@@ -104,10 +105,10 @@ def _checked(model: PreTrainedModel) -> VanillaTransformerForConditionalGenerati
     config, search = model.config, model.generation_config
     if config.norm_first:
         raise ValueError("norm_first must be False, as in figure 1, got True.")
-    for name, allowed in UNSUPPORTED_SETTINGS.items():
-        given = getattr(search, name, None)
-        if given not in allowed:
-            raise ValueError(f"{name} must not be set, because the page lacks it, got {given}.")
+    for name, values_without_effect in UNSUPPORTED_SETTINGS.items():
+        value = getattr(search, name, None)
+        if value not in values_without_effect:
+            raise ValueError(f"{name} must not be set, because the page lacks it, got {value}.")
     if any(len(ids) > 1 for ids in search.bad_words_ids or []):
         raise ValueError("bad_words_ids must have single tokens for the page, got longer ones.")
     return model
@@ -132,10 +133,10 @@ def corpus_of(run: str | Path | None) -> str | None:
         recipe = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path} must be a recipe in YAML, got a damaged file.") from error
-    name = recipe.get("dataset") if isinstance(recipe, dict) else None
-    if not isinstance(name, str) or Path(name).exists():
+    dataset = recipe.get("dataset") if isinstance(recipe, dict) else None
+    if not isinstance(dataset, str) or Path(dataset).exists():
         return None
-    return name if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name) else None
+    return dataset if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", dataset) else None
 
 
 __all__ = ["DESCRIPTION_FILE", "MOST_TOKENS", "corpus_of", "save_for_page"]

@@ -17,7 +17,7 @@ from torch.export import Dim
 
 from ..comparison import refuse_difference
 from ..export.check import DIFFERS
-from ..export.onnx import program_of
+from ..export.onnx import trace_module
 from ..export.parts import position_table
 from ..modeling_vanilla_transformer import (
     FeedForward,
@@ -32,7 +32,7 @@ from .weights import share_weights
 ENCODER_FILE = "encoder.onnx"
 DECODER_FILE = "decoder.onnx"
 # sizes of the traced batch: all differ and none is 1, so that the tracer treats each as dynamic
-PREFIXES, SOURCE, TARGET = 2, 5, 3
+NUM_PREFIXES, SOURCE_LENGTH, TARGET_LENGTH = 2, 5, 3
 
 
 class TracedStack(nn.Module):
@@ -62,7 +62,7 @@ class TracedStack(nn.Module):
         self.register_buffer("table", position_table(stack, num_positions))
         self.values: dict[str, Tensor] = {}
 
-    def embedded(self, input_ids: Tensor) -> Tensor:
+    def record_embeddings(self, input_ids: Tensor) -> Tensor:
         """Record embeddings, positions and their sum. Sections 3.4 and 3.5.
 
         Args:
@@ -74,11 +74,11 @@ class TracedStack(nn.Module):
         embeddings = self.stack._embed(input_ids, None)
         positions = self.table[: input_ids.shape[1]]
         x = embeddings + positions
-        named = {"embeddings": embeddings, "positions": positions, "input": x}
-        self.values |= {f"{self.name}.{box}": value for box, value in named.items()}
+        box_values = {"embeddings": embeddings, "positions": positions, "input": x}
+        self.values |= {f"{self.name}.{box}": value for box, value in box_values.items()}
         return x
 
-    def attended(
+    def record_attention(
         self,
         prefix: str,
         attention: MultiHeadAttention,
@@ -106,13 +106,23 @@ class TracedStack(nn.Module):
         scores = query @ key.transpose(-2, -1) * attention.scaling
         context, weights = scaled_dot_product_attention(query, key, value, mask)
         output = attention.out_proj(context.transpose(1, 2).reshape(*x.shape[:-1], -1))
-        after = norm(x + output)
-        boxes = ("query", "key", "value", "scores", "weights", "context", "output", "norm")
-        found = (query, key, value, scores, weights, context, output, after)
-        self.values |= {f"{prefix}.{box}": it for box, it in zip(boxes, found, strict=True)}
-        return after
+        normalized = norm(x + output)
+        box_values = {
+            "query": query,
+            "key": key,
+            "value": value,
+            "scores": scores,
+            "weights": weights,
+            "context": context,
+            "output": output,
+            "norm": normalized,
+        }
+        self.values |= {f"{prefix}.{box}": box_value for box, box_value in box_values.items()}
+        return normalized
 
-    def fed_forward(self, prefix: str, network: FeedForward, norm: nn.Module, x: Tensor) -> Tensor:
+    def record_feed_forward(
+        self, prefix: str, network: FeedForward, norm: nn.Module, x: Tensor
+    ) -> Tensor:
         """Record a feed-forward network with its addition and norm. Section 3.3.
 
         Args:
@@ -126,10 +136,10 @@ class TracedStack(nn.Module):
         """
         inner = network.activation(network.fc1(x))
         output = network.fc2(inner)
-        after = norm(x + output)
+        normalized = norm(x + output)
         self.values |= {f"{prefix}.inner": inner, f"{prefix}.output": output}
-        self.values[f"{prefix}.norm"] = after
-        return after
+        self.values[f"{prefix}.norm"] = normalized
+        return normalized
 
 
 class TracedEncoder(TracedStack):
@@ -145,13 +155,15 @@ class TracedEncoder(TracedStack):
             The values in the order of `values`; the last one is the memory, [1, S, d_model].
         """
         self.values = {}
-        x = self.embedded(input_ids)
+        x = self.record_embeddings(input_ids)
         layer: Any
         for number, layer in enumerate(self.stack.layers):
             prefix = f"encoder.{number}"
             norm = layer.self_attention_norm
-            x = self.attended(f"{prefix}.self", layer.self_attention, norm, x, x, None)
-            x = self.fed_forward(f"{prefix}.ff", layer.feed_forward, layer.feed_forward_norm, x)
+            x = self.record_attention(f"{prefix}.self", layer.self_attention, norm, x, x, None)
+            x = self.record_feed_forward(
+                f"{prefix}.ff", layer.feed_forward, layer.feed_forward_norm, x
+            )
         return tuple(self.values.values())
 
 
@@ -169,7 +181,7 @@ class TracedDecoder(TracedStack):
             The values in the order of `values`; the last one is the logits, [B, T, V].
         """
         self.values = {}
-        x = self.embedded(input_ids)
+        x = self.record_embeddings(input_ids)
         positions = torch.arange(input_ids.shape[1])
         is_future = positions[None] > positions[:, None]
         mask = torch.where(is_future, torch.finfo(torch.float32).min, 0.0)
@@ -177,10 +189,14 @@ class TracedDecoder(TracedStack):
         for number, layer in enumerate(self.stack.layers):
             prefix = f"decoder.{number}"
             norm = layer.self_attention_norm
-            x = self.attended(f"{prefix}.self", layer.self_attention, norm, x, x, mask)
+            x = self.record_attention(f"{prefix}.self", layer.self_attention, norm, x, x, mask)
             norm = layer.cross_attention_norm
-            x = self.attended(f"{prefix}.cross", layer.cross_attention, norm, x, memory, None)
-            x = self.fed_forward(f"{prefix}.ff", layer.feed_forward, layer.feed_forward_norm, x)
+            x = self.record_attention(
+                f"{prefix}.cross", layer.cross_attention, norm, x, memory, None
+            )
+            x = self.record_feed_forward(
+                f"{prefix}.ff", layer.feed_forward, layer.feed_forward_norm, x
+            )
         self.values["logits"] = self.model.lm_head(x)
         return tuple(self.values.values())
 
@@ -202,25 +218,31 @@ def save_graphs(
     Raises:
         ValueError: If the graphs compute other logits than the model.
     """
-    source, target = Dim("source"), Dim("target")
-    prefixes = Dim("prefixes")
-    ids = torch.zeros(1, SOURCE, dtype=torch.long)
+    source_length, target_length = Dim("source"), Dim("target")
+    num_prefixes = Dim("prefixes")
+    source_ids = torch.zeros(1, SOURCE_LENGTH, dtype=torch.long)
     encoder = TracedEncoder(model, model.get_encoder(), "encoder", num_positions)
-    memory = encoder(ids)[-1].repeat(PREFIXES, 1, 1)
-    inputs: dict[str, Any] = {"input_ids": torch.zeros(PREFIXES, TARGET, dtype=torch.long)}
+    memory = encoder(source_ids)[-1].repeat(NUM_PREFIXES, 1, 1)
+    target_ids = torch.zeros(NUM_PREFIXES, TARGET_LENGTH, dtype=torch.long)
+    encoder_inputs: dict[str, Any] = {"input_ids": source_ids}
+    decoder_inputs: dict[str, Any] = {"input_ids": target_ids, "memory": memory}
     decoder = TracedDecoder(model, model.get_decoder(), "decoder", num_positions)
-    decoder(**inputs, memory=memory)
-    names = {ENCODER_FILE: [*encoder.values], DECODER_FILE: [*decoder.values]}
-    program_of(encoder, {"input_ids": ids}, names[ENCODER_FILE], {"input_ids": {1: source}}).save(
-        folder / ENCODER_FILE
-    )
-    axes = {"input_ids": {0: prefixes, 1: target}, "memory": {0: prefixes, 1: source}}
-    program_of(decoder, inputs | {"memory": memory}, names[DECODER_FILE], axes).save(
-        folder / DECODER_FILE
-    )
-    share_weights([folder / name for name in names])
-    _check(model, folder, num_positions)
-    return names
+    # the first run, as that of the encoder above, gives the names of the values
+    decoder(**decoder_inputs)
+    output_names = {ENCODER_FILE: [*encoder.values], DECODER_FILE: [*decoder.values]}
+    encoder_axes = {"input_ids": {1: source_length}}
+    decoder_axes = {
+        "input_ids": {0: num_prefixes, 1: target_length},
+        "memory": {0: num_prefixes, 1: source_length},
+    }
+    for file_name, graph, inputs, axes in (
+        (ENCODER_FILE, encoder, encoder_inputs, encoder_axes),
+        (DECODER_FILE, decoder, decoder_inputs, decoder_axes),
+    ):
+        trace_module(graph, inputs, output_names[file_name], axes).save(folder / file_name)
+    share_weights([folder / file_name for file_name in output_names])
+    _refuse_other_logits(model, folder, num_positions)
+    return output_names
 
 
 def run_graph(file: Path, **inputs: np.ndarray) -> dict[str, np.ndarray]:
@@ -234,31 +256,34 @@ def run_graph(file: Path, **inputs: np.ndarray) -> dict[str, np.ndarray]:
         Outputs of the graph, by name.
     """
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_outputs()]
-    return dict(zip(names, session.run(None, inputs), strict=True))
+    output_names = [output.name for output in session.get_outputs()]
+    return dict(zip(output_names, session.run(None, inputs), strict=True))
 
 
-def _check(model: VanillaTransformerForConditionalGeneration, folder: Path, longest: int):
-    """Compare the logits of both graphs with those of the model, on sentences of two lengths."""
+def _refuse_other_logits(
+    model: VanillaTransformerForConditionalGeneration, folder: Path, num_positions: int
+):
+    """Refuse graphs that compute other logits than the model, on sentences of two lengths."""
     generator = torch.Generator().manual_seed(0)
-    for length in (2, min(7, longest)):
-        source, target = (
+    for length in (2, min(7, num_positions)):
+        source_ids, target_ids = (
             torch.randint(model.config.vocab_size, (1, length), generator=generator)
             for _ in range(2)
         )
-        expected = model(
-            input_ids=source,
-            attention_mask=torch.ones_like(source),
-            decoder_input_ids=target,
-            decoder_attention_mask=torch.ones_like(target),
+        model_logits = model(
+            input_ids=source_ids,
+            attention_mask=torch.ones_like(source_ids),
+            decoder_input_ids=target_ids,
+            decoder_attention_mask=torch.ones_like(target_ids),
             use_cache=False,
         ).logits
-        values = run_graph(folder / ENCODER_FILE, input_ids=source.numpy())
-        memory = [*values.values()][-1]
-        found = run_graph(folder / DECODER_FILE, input_ids=target.numpy(), memory=memory)
-        refuse_difference(
-            torch.from_numpy(found["logits"]), expected, expected, DIFFERS.format("ONNX Runtime")
+        encoder_outputs = run_graph(folder / ENCODER_FILE, input_ids=source_ids.numpy())
+        memory = [*encoder_outputs.values()][-1]
+        decoder_outputs = run_graph(
+            folder / DECODER_FILE, input_ids=target_ids.numpy(), memory=memory
         )
+        graph_logits = torch.from_numpy(decoder_outputs["logits"])
+        refuse_difference(graph_logits, model_logits, model_logits, DIFFERS.format("ONNX Runtime"))
 
 
 __all__ = ["DECODER_FILE", "ENCODER_FILE", "run_graph", "save_graphs"]

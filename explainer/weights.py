@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 WEIGHTS_FILE = "weights.bin"
 # tensors with fewer elements stay in the graph
-SMALLEST = 1024
+FEWEST_MOVED_ELEMENTS = 1024
 
 
 def share_weights(files: Sequence[Path]):
@@ -24,42 +24,46 @@ def share_weights(files: Sequence[Path]):
         files: Graphs in the same folder.
     """
     offsets: dict[tuple[np.dtype, bytes], int] = {}
-    with (files[0].parent / WEIGHTS_FILE).open("wb") as weights:
+    with (files[0].parent / WEIGHTS_FILE).open("wb") as weights_file:
         for file in files:
-            program = onnx.load(file)
-            kept, nodes = [], []
-            for tensor in program.graph.initializer:
+            model = onnx.load(file)
+            initializers, added_nodes = [], []
+            for tensor in model.graph.initializer:
                 array = numpy_helper.to_array(tensor)
-                if array.dtype != np.float32 or array.size < SMALLEST:
-                    kept.append(tensor)
+                if array.dtype != np.float32 or array.size < FEWEST_MOVED_ELEMENTS:
+                    initializers.append(tensor)
                     continue
                 with np.errstate(over="ignore"):
-                    half = array.astype(np.float16)
-                stored = half if np.array_equal(half, array) else array
-                kinds = ["Cast"]
-                if (stored.dtype, stored.T.tobytes()) in offsets:
-                    stored = stored.T
+                    float16_array = array.astype(np.float16)
+                is_exact_in_float16 = np.array_equal(float16_array, array)
+                stored_array = float16_array if is_exact_in_float16 else array
+                # a weight that is stored in float32 gets the same Cast, which then changes nothing
+                operators = ["Cast"]
+                if (stored_array.dtype, stored_array.T.tobytes()) in offsets:
+                    stored_array = stored_array.T
                     # Transpose without `perm` reverses the axes
-                    kinds = ["Transpose", "Cast"]
-                key = (stored.dtype, stored.tobytes())
+                    operators = ["Transpose", "Cast"]
+                content = stored_array.tobytes()
+                key = (stored_array.dtype, content)
                 if key not in offsets:
-                    offsets[key] = weights.tell()
-                    weights.write(key[1])
+                    offsets[key] = weights_file.tell()
+                    weights_file.write(content)
                 name = f"{tensor.name}.stored"
-                kept.append(_external(name, stored, offsets[key]))
-                for kind in kinds:
-                    result = tensor.name if kind == "Cast" else f"{name}.T"
-                    options: dict[str, Any] = {"to": TensorProto.FLOAT} if kind == "Cast" else {}
-                    nodes.append(helper.make_node(kind, [name], [result], **options))
-                    name = result
-            nodes.extend(program.graph.node)
-            for field, values in (("initializer", kept), ("node", nodes)):
-                program.graph.ClearField(field)
-                getattr(program.graph, field).extend(values)
-            onnx.save(program, file)
+                initializers.append(_external_tensor(name, stored_array, offsets[key]))
+                for operator in operators:
+                    is_cast = operator == "Cast"
+                    output_name = tensor.name if is_cast else f"{name}.T"
+                    options: dict[str, Any] = {"to": TensorProto.FLOAT} if is_cast else {}
+                    added_nodes.append(helper.make_node(operator, [name], [output_name], **options))
+                    name = output_name
+            nodes = [*added_nodes, *model.graph.node]
+            for field, values in (("initializer", initializers), ("node", nodes)):
+                model.graph.ClearField(field)
+                getattr(model.graph, field).extend(values)
+            onnx.save(model, file)
 
 
-def _external(name: str, array: np.ndarray, offset: int) -> TensorProto:
+def _external_tensor(name: str, array: np.ndarray, offset: int) -> TensorProto:
     """Return a tensor whose values are stored in `WEIGHTS_FILE`."""
     tensor = TensorProto(
         name=name,

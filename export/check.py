@@ -22,20 +22,23 @@ def refuse_changed_model(model: PreTrainedModel, engine: str):
             not the released one.
     """
     with torch.device("meta"):
-        released = VanillaTransformerForConditionalGeneration(model.config)
-    for kind, names in (
-        ("weight", lambda it: dict(it.named_parameters(remove_duplicate=False))),
-        ("buffer", lambda it: dict(it.named_buffers(remove_duplicate=False))),
-        ("submodule", lambda it: dict(it.named_modules(remove_duplicate=False))),
+        released_model = VanillaTransformerForConditionalGeneration(model.config)
+    for kind, named_parts in (
+        ("weight", lambda module: dict(module.named_parameters(remove_duplicate=False))),
+        ("buffer", lambda module: dict(module.named_buffers(remove_duplicate=False))),
+        ("submodule", lambda module: dict(module.named_modules(remove_duplicate=False))),
     ):
-        given, known = names(model), names(released)
-        extra = [name for name in given if name not in known]
-        missing = [name for name in known if name not in given]
-        if extra or missing:
-            what = f"the {kind} {extra[0]}" if extra else f"no {kind} {missing[0]}"
+        model_parts, released_parts = named_parts(model), named_parts(released_model)
+        added_names = [name for name in model_parts if name not in released_parts]
+        missing_names = [name for name in released_parts if name not in model_parts]
+        if added_names or missing_names:
+            if added_names:
+                change = f"the {kind} {added_names[0]}"
+            else:
+                change = f"no {kind} {missing_names[0]}"
             raise ValueError(
-                f"{engine} supports only the released model, got {what}"
-                + (f" and {len(extra) - 1} more" if len(extra) > 1 else "")
+                f"{engine} supports only the released model, got {change}"
+                + (f" and {len(added_names) - 1} more" if len(added_names) > 1 else "")
                 + ". Export a changed model to ONNX."
             )
     difference = first_difference(computing_modules(model))

@@ -30,8 +30,10 @@ def run(argv: list[str], prog: str) -> str:
             export is not installed, or the engine does not support the model.
     """
     options = vars(parse_flags(_parser(prog), argv))
-    kind, source, folder, trust = map(options.pop, ("kind", "run", "out", "trust_remote_code"))
-    folder = require_empty_folder(folder)
+    kind, source, out, trust_remote_code = map(
+        options.pop, ("kind", "run", "out", "trust_remote_code")
+    )
+    folder = require_empty_folder(out)
     try:
         export = getattr(import_module(f"vanilla_transformer.export.{kind}"), f"to_{kind}")
     except ModuleNotFoundError as error:
@@ -40,11 +42,11 @@ def run(argv: list[str], prog: str) -> str:
             f"this export needs the package {error.name}, which is not installed: pip install "
             f"{packages}."
         ) from error
-    model, tokenizer = load_run(source, trust)
+    model, tokenizer = load_run(source, trust_remote_code)
     # the remaining options are the keyword arguments of this kind of export
     export(model.eval(), tokenizer, folder, **options)
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return f"{size / 1e6:.3g} MB in {folder}"
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return f"{num_bytes / 1e6:.3g} MB in {folder}"
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -53,25 +55,26 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
         description="Export a model, with its tokenizer, to another inference engine.",
     )
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-    added = {}
+    subparsers = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    parsers = {}
     for kind, help_text in (
         ("ctranslate2", "for CTranslate2"),
         ("onnx", "three graphs for ONNX Runtime and optimum"),
         ("transformersjs", "for transformers.js, in browsers and Node.js"),
         ("marian", "for tools that load transformers' Marian, such as CTranslate2's converter"),
     ):
-        added[kind] = kinds.add_parser(
+        subparser = subparsers.add_parser(
             kind, help=help_text, description=help_text, allow_abbrev=False
         )
-        added[kind].add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
-        added[kind].add_argument("out", metavar="OUT", help="new or empty folder")
-        add_trust_flag(added[kind])
-    added["ctranslate2"].add_argument(
+        subparser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
+        subparser.add_argument("out", metavar="OUT", help="new or empty folder")
+        add_trust_flag(subparser)
+        parsers[kind] = subparser
+    parsers["ctranslate2"].add_argument(
         "--quantization", default="float32", help="float32, float16 or int8 (default: %(default)s)"
     )
     for kind in ("ctranslate2", "marian"):
-        added[kind].add_argument(
+        parsers[kind].add_argument(
             "--num_positions",
             type=int,
             help="length of the longest source or translation, in tokens (default: 1024, or the "

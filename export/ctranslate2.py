@@ -85,7 +85,7 @@ def to_ctranslate2(
         quantization: Type of the stored weights, one of `QUANTIZATIONS`.
         num_positions: Number of positions in the engine's table, which limits the length of sources
             and translations in tokens. By default, the number of learned positions, or
-            `USUAL_POSITIONS` if the model has none.
+            `USUAL_POSITIONS` of `export/parts.py` if the model has none.
 
     Raises:
         ValueError: If the engine does not support the model, the code of the model is not the
@@ -98,11 +98,11 @@ def to_ctranslate2(
         )
     refuse_changed_model(model, "CTranslate2")
     _warn_about_lost_settings(model.generation_config, vocabulary(model, tokenizer))
-    converter = _Converter(_specification(model, tokenizer, num_positions))
+    converter = _Converter(_build_specification(model, tokenizer, num_positions))
     with atomic_folder(folder) as unfinished:
         converter.convert(str(unfinished), quantization=quantization, force=True)
         save_tokenizer(tokenizer, unfinished)
-        _check_scores(model, tokenizer, unfinished, quantization, num_positions)
+        _refuse_other_scores(model, tokenizer, unfinished, quantization, num_positions)
 
 
 def _warn_about_lost_settings(search: GenerationConfig, tokens: list[str]):
@@ -120,7 +120,7 @@ def _warn_about_lost_settings(search: GenerationConfig, tokens: list[str]):
         logger.warning("CTranslate2 does not store %s %s: %s.", name, value, advice)
 
 
-def _check_scores(
+def _refuse_other_scores(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
@@ -130,30 +130,38 @@ def _check_scores(
     """Refuse an export that gives random target tokens other log-probabilities than the model."""
     batch = batch_to_compare(model, num_positions)
     logits = batch.logits.clone()
-    if forbidden := _forbidden_tokens(model.generation_config):
-        logits[:, :, forbidden] += LOWEST_BIAS
+    if forbidden_ids := _forbidden_ids(model.generation_config):
+        logits[:, :, forbidden_ids] += LOWEST_BIAS
     # the engine scores the tokens after the start token, and the end token after them
-    ends = torch.full_like(batch.target[:, :1], _one_token(model.config, "eos_token_id"))
-    scored = torch.cat((batch.target[:, 1:], ends), dim=1)
-    expected = logits.log_softmax(-1).gather(2, scored[:, :, None])[:, :, 0]
-    names = vocabulary(model, tokenizer)
+    end_ids = torch.full_like(batch.target[:, :1], _one_token_id(model.config, "eos_token_id"))
+    scored_ids = torch.cat((batch.target[:, 1:], end_ids), dim=1)
+    model_scores = logits.log_softmax(-1).gather(2, scored_ids[:, :, None])[:, :, 0]
+    tokens = vocabulary(model, tokenizer)
     # compute in float32 with the stored weights, because results of int8 products depend on the CPU
     engine = ctranslate2.Translator(
         str(folder), compute_type="float32", intra_threads=torch.get_num_threads()
     )
     results = engine.score_batch(
         [
-            [names[token] for token in ids[is_token.bool()].tolist()]
-            for ids, is_token in zip(batch.source, batch.mask, strict=True)
+            [tokens[source_id] for source_id in source_ids[mask.bool()].tolist()]
+            for source_ids, mask in zip(batch.source, batch.mask, strict=True)
         ],
-        [[names[token] for token in ids[1:].tolist()] for ids in batch.target],
+        [
+            [tokens[target_id] for target_id in target_ids[1:].tolist()]
+            for target_ids in batch.target
+        ],
         max_input_length=0,
     )
-    found = torch.tensor([result.log_probs for result in results])
-    is_allowed = ~torch.isin(scored, torch.tensor(forbidden, dtype=torch.long))
-    found, expected, tokens = found[is_allowed], expected[is_allowed], scored[is_allowed]
-    what = DIFFERS.format("CTranslate2")
-    refuse_difference(found, expected, batch.logits, what, quantization, tokens)
+    engine_scores = torch.tensor([result.log_probs for result in results])
+    is_allowed = ~torch.isin(scored_ids, torch.tensor(forbidden_ids, dtype=torch.long))
+    refuse_difference(
+        engine_scores[is_allowed],
+        model_scores[is_allowed],
+        batch.logits,
+        DIFFERS.format("CTranslate2"),
+        quantization,
+        scored_ids[is_allowed],
+    )
 
 
 class _Converter(ctranslate2.converters.Converter):
@@ -165,13 +173,13 @@ class _Converter(ctranslate2.converters.Converter):
 
 
 @torch.no_grad()
-def _specification(
+def _build_specification(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     num_positions: int | None,
 ) -> transformer_spec.TransformerSpec:
     config = model.config
-    shape = {
+    shared_options = {
         "pre_norm": config.norm_first,
         "activation": activation_of(config, ACTIVATIONS),
     }
@@ -180,13 +188,13 @@ def _specification(
         config.encoder_layers,
         config.encoder_attention_heads,
         head_dim=_head_width(encoder.layers[0].self_attention),
-        **shape,
+        **shared_options,
     )
     decoder_spec = transformer_spec.TransformerDecoderSpec(
         config.decoder_layers,
         config.decoder_attention_heads,
         head_dim=_head_width(decoder.layers[0].self_attention),
-        **shape,
+        **shared_options,
     )
     _set_stack(encoder_spec, encoder_spec.embeddings[0], encoder, num_positions)
     _set_stack(decoder_spec, decoder_spec.embeddings, decoder, num_positions)
@@ -197,39 +205,39 @@ def _specification(
         _set_attention(layer_spec.attention, layer.cross_attention)
         _set_norm(layer_spec.attention.layer_norm, layer.cross_attention_norm)
     _set_linear(decoder_spec.projection, model.lm_head)
-    forbidden = _forbidden_tokens(model.generation_config)
-    if forbidden:
-        bias = decoder_spec.projection.bias
-        if not isinstance(bias, np.ndarray):
-            bias = np.zeros(config.vocab_size, dtype="float32")
-        bias[forbidden] = LOWEST_BIAS
-        decoder_spec.projection.bias = bias
+    forbidden_ids = _forbidden_ids(model.generation_config)
+    if forbidden_ids:
+        output_bias = decoder_spec.projection.bias
+        if not isinstance(output_bias, np.ndarray):
+            output_bias = np.zeros(config.vocab_size, dtype="float32")
+        output_bias[forbidden_ids] = LOWEST_BIAS
+        decoder_spec.projection.bias = output_bias
 
-    start = _one_token(config, "decoder_start_token_id")
-    end = _one_token(config, "eos_token_id")
+    start_id = _one_token_id(config, "decoder_start_token_id")
+    end_id = _one_token_id(config, "eos_token_id")
     if tokenizer.unk_token is None:
         raise ValueError("tokenizer must have an unknown token for CTranslate2, got none.")
     spec = transformer_spec.TransformerSpec(encoder_spec, decoder_spec)
     tokens = vocabulary(model, tokenizer)
     spec.register_source_vocabulary(tokens)
     spec.register_target_vocabulary(tokens)
-    spec.config.bos_token = spec.config.decoder_start_token = tokens[start]
-    spec.config.eos_token = tokens[end]
+    spec.config.bos_token = spec.config.decoder_start_token = tokens[start_id]
+    spec.config.eos_token = tokens[end_id]
     spec.config.unk_token = tokenizer.unk_token
     spec.config.layer_norm_epsilon = config.layer_norm_eps
     return spec
 
 
-def _one_token(config: VanillaTransformerConfig, name: str) -> int:
-    token = getattr(config, name)
-    if not isinstance(token, int):
-        raise ValueError(f"{name} must be one token for CTranslate2, got {token}.")
-    return token
+def _one_token_id(config: VanillaTransformerConfig, name: str) -> int:
+    token_id = getattr(config, name)
+    if not isinstance(token_id, int):
+        raise ValueError(f"{name} must be one token for CTranslate2, got {token_id}.")
+    return token_id
 
 
-def _forbidden_tokens(search: GenerationConfig) -> list[int]:
-    single = [words[0] for words in search.bad_words_ids or () if len(words) == 1]
-    return [*(search.suppress_tokens or ()), *single]
+def _forbidden_ids(search: GenerationConfig) -> list[int]:
+    single_ids = [ids[0] for ids in search.bad_words_ids or () if len(ids) == 1]
+    return [*(search.suppress_tokens or ()), *single_ids]
 
 
 def _set_stack(
@@ -258,20 +266,20 @@ def _set_layer(
 
 def _set_attention(spec, attention: MultiHeadAttention):
     d_k, d_v, width = attention.d_k, attention.d_v, _head_width(attention)
-    query = _with_wider_heads(attention.q_proj, d_k, width)
-    key = _with_wider_heads(attention.k_proj, d_k, width)
-    value = _with_wider_heads(attention.v_proj, d_v, width)
-    fused = [query, key, value]
+    query = _widen_heads(attention.q_proj, d_k, width)
+    key = _widen_heads(attention.k_proj, d_k, width)
+    value = _widen_heads(attention.v_proj, d_v, width)
     # the engine fuses query, key and value in self-attention, but only key and value in
     # cross-attention
-    groups = [fused] if len(spec.linear) == 2 else [[query], [key, value]]
+    is_self_attention = len(spec.linear) == 2
+    groups = [[query, key, value]] if is_self_attention else [[query], [key, value]]
     for linear, group in zip(spec.linear[:-1], groups, strict=True):
         linear.weight = np.concatenate([weight for weight, _ in group])
         if attention.q_proj.bias is not None:
             linear.bias = np.concatenate([bias for _, bias in group])
-    out = attention.out_proj.weight.unflatten(1, (-1, d_v))  # [d_model, h, d_v]
-    out = nn.functional.pad(out, (0, width - d_v)).flatten(1)  # [d_model, h * width]
-    spec.linear[-1].weight = _array(out)
+    out_weight = attention.out_proj.weight.unflatten(1, (-1, d_v))  # [d_model, h, d_v]
+    out_weight = nn.functional.pad(out_weight, (0, width - d_v)).flatten(1)  # [d_model, h * width]
+    spec.linear[-1].weight = _array(out_weight)
     if attention.out_proj.bias is not None:
         spec.linear[-1].bias = _array(attention.out_proj.bias)
     # the engine's default scale would depend on the padded width
@@ -283,13 +291,13 @@ def _head_width(attention: MultiHeadAttention) -> int:
     return max(attention.d_k, attention.d_v)
 
 
-def _with_wider_heads(
-    projection: nn.Linear, head: int, width: int
+def _widen_heads(
+    projection: nn.Linear, head_width: int, width: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    def widened(rows: torch.Tensor) -> np.ndarray:
-        rows = rows.unflatten(0, (-1, head))  # [h, head, ...]
-        empty = rows.new_zeros(rows.shape[0], width - head, *rows.shape[2:])
-        return _array(torch.cat((rows, empty), dim=1).flatten(0, 1))  # [h * width, ...]
+    def widened(tensor: torch.Tensor) -> np.ndarray:
+        heads = tensor.unflatten(0, (-1, head_width))  # [h, head_width, ...]
+        zeros = heads.new_zeros(heads.shape[0], width - head_width, *heads.shape[2:])
+        return _array(torch.cat((heads, zeros), dim=1).flatten(0, 1))  # [h * width, ...]
 
     bias = None if projection.bias is None else widened(projection.bias)
     return widened(projection.weight), bias

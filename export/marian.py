@@ -25,7 +25,7 @@ from .check import DIFFERS, refuse_changed_model
 from .parts import position_table, save_tokenizer, vocabulary
 
 # pieces of our weight names, and Marian's pieces
-RENAMES = {ours: theirs for theirs, ours in BART_RENAMES.items()}
+RENAMES = {our_piece: marian_piece for marian_piece, our_piece in BART_RENAMES.items()}
 # ends of Marian's names for matrices whose columns are features of the residual stream
 RESIDUAL_COLUMNS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc1.weight")
 # ends of Marian's names for matrices and biases whose rows are features of the residual stream
@@ -60,11 +60,13 @@ def to_marian(
     the model, the export reorders the features of the residual stream. Any other positional
     encoding is saved as weights, which are lost if the exported model is saved again.
 
-    Two more changes prepare the model for CTranslate2's converter. The converter removes the last
-    token, which is Marian's padding token, so our padding token gets the last id. The converter
-    starts the decoder from a zero vector, so the embedding of the start token is subtracted from
-    all embeddings. All logits of a position then differ from those of the model by the same number,
-    and the probabilities stay the same.
+    Two more changes prepare the model for CTranslate2's converter:
+
+    - The converter removes the last token, which is Marian's padding token. So the export gives the
+      last id to our padding token.
+    - The converter starts the decoder from a zero vector. So the export subtracts the embedding of
+      the start token from all embeddings. All logits of a position then differ from those of the
+      model by the same number, and the probabilities stay the same.
 
     Args:
         model: Model to export.
@@ -72,82 +74,50 @@ def to_marian(
         folder: Output folder.
         num_positions: Number of positions in Marian's table, which limits the length of sources and
             translations in tokens. By default, the number of learned positions, or
-            `USUAL_POSITIONS` if the model has none.
+            `USUAL_POSITIONS` of `export/parts.py` if the model has none.
 
     Raises:
         ValueError: If Marian does not support the model, the code of the model is not the released
             one, or Marian computes other logits; the message names the reason.
     """
-    ours = model.config
-    check_marian_can(ours)
+    our_config = model.config
+    refuse_unsupported(our_config)
     refuse_changed_model(model, "Marian")
-    tables = {
+    position_tables = {
         f"model.{name}.embed_positions.weight": position_table(stack, num_positions)
         for name, stack in (("encoder", model.get_encoder()), ("decoder", model.get_decoder()))
     }
-    new_ids = torch.arange(ours.vocab_size)
-    if isinstance(tokenizer, VanillaTransformerTokenizer) and ours.pad_token_id is not None:
-        new_ids[[ours.pad_token_id, -1]] = new_ids[[-1, ours.pad_token_id]]
-    config = marian_config(ours, len(tables["model.encoder.embed_positions.weight"]))
+    num_positions = len(position_tables["model.encoder.embed_positions.weight"])
+    new_ids = torch.arange(our_config.vocab_size)
+    if isinstance(tokenizer, VanillaTransformerTokenizer) and our_config.pad_token_id is not None:
+        new_ids[[our_config.pad_token_id, -1]] = new_ids[[-1, our_config.pad_token_id]]
+    old_ids = new_ids  # a swap is its own inverse
+    exported_config = marian_config(our_config, num_positions)
     for name in TOKEN_ID_FIELDS:
-        setattr(config, name, _with_new_ids(getattr(config, name), new_ids))
-    theirs = MarianMTModel(config)
-    weights = {name: tensor.float().cpu() for name, tensor in model.state_dict().items()}
-    table = weights["model.encoder.embed_tokens.weight"]
-    bias = weights.pop("lm_head.bias", torch.zeros(ours.vocab_size))
-    layers = rename_weights(weights, RENAMES)
-    missing_bias = {
-        name: torch.zeros_like(tensor)
-        for name, tensor in theirs.state_dict().items()
-        if name.endswith("_proj.bias")
-    }
-    layers = missing_bias | {name: tensor for name, tensor in layers.items() if ".layers." in name}
-    uses_marian_positions = all(
-        getattr(ours, name) == value for name, value in MARIAN_POSITIONS.items()
+        setattr(exported_config, name, _replace_ids(getattr(exported_config, name), new_ids))
+    marian = MarianMTModel(exported_config)
+    # not strict, because the sinusoids are missing: the new Marian model has its own
+    marian.load_state_dict(_marian_weights(model, marian, old_ids), strict=False)
+    marian.generation_config = marian_generation_config(
+        model.generation_config, exported_config, new_ids
     )
-    if uses_marian_positions and ours.position_layout == "interleaved":
-        order = torch.cat((torch.arange(0, ours.d_model, 2), torch.arange(1, ours.d_model, 2)))
-        layers = {name: _reordered(name, tensor, order) for name, tensor in layers.items()}
-        table = table[:, order]
-    start = table[ours.decoder_start_token_id]
-    layers |= _first_layers(layers, math.sqrt(ours.d_model) * start)
-    # `new_ids` also gives the old id of each new row, because a swap of two ids is its own inverse
-    table, bias = (table - start)[new_ids], bias[new_ids]
-    theirs.load_state_dict(
-        layers
-        | dict.fromkeys(
-            (
-                "model.shared.weight",
-                "model.encoder.embed_tokens.weight",
-                "model.decoder.embed_tokens.weight",
-                "lm_head.weight",
-            ),
-            table,
-        )
-        | {"final_logits_bias": bias[None]},
-        # not strict, because the sinusoids are missing: the new Marian model has its own
-        strict=False,
-    )
-    theirs.generation_config = marian_search(model.generation_config, config, new_ids)
-    names = vocabulary(model, tokenizer)
+    tokens = vocabulary(model, tokenizer)
     with atomic_folder(folder) as unfinished:
-        theirs.save_pretrained(unfinished)
-        if not uses_marian_positions:
+        marian.save_pretrained(unfinished)
+        if not _uses_marian_positions(our_config):
             # `save_pretrained` leaves out Marian's positions, but loading reads them from the file
             path = unfinished / "model.safetensors"
-            save_file(load_file(path) | _contiguous(tables), path, metadata={"format": "pt"})
-        save_tokenizer(tokenizer, unfinished, lambda content: _renumbered(content, names, new_ids))
-        batch = batch_to_compare(model, config.max_position_embeddings)
-        exported = MarianMTModel.from_pretrained(unfinished, dtype=torch.float32).eval()
-        inputs = batch._replace(source=new_ids[batch.source], target=new_ids[batch.target]).inputs()
-        found, expected = (
-            logits.log_softmax(-1)
-            for logits in (exported(**inputs).logits[..., new_ids], batch.logits)
+            saved_weights = load_file(path) | _contiguous(position_tables)
+            save_file(saved_weights, path, metadata={"format": "pt"})
+        save_tokenizer(
+            tokenizer,
+            unfinished,
+            lambda content: _renumber_tokens(content, tokens, new_ids, old_ids),
         )
-        refuse_difference(found, expected, batch.logits, DIFFERS.format("Marian"))
+        _refuse_other_logits(model, unfinished, num_positions, new_ids)
 
 
-def check_marian_can(config: VanillaTransformerConfig):
+def refuse_unsupported(config: VanillaTransformerConfig):
     """Refuse a configuration that Marian does not support.
 
     Args:
@@ -156,20 +126,20 @@ def check_marian_can(config: VanillaTransformerConfig):
     Raises:
         ValueError: If a field has an unsupported value; the message names the field.
     """
-    expected = {"norm_first": False, "tie_word_embeddings": True, "layer_norm_eps": 1e-5}
-    for name, value in expected.items():
-        if getattr(config, name) != value:
+    supported = {"norm_first": False, "tie_word_embeddings": True, "layer_norm_eps": 1e-5}
+    for name, supported_value in supported.items():
+        if getattr(config, name) != supported_value:
             raise ValueError(
-                f"{name} must be {value} for Marian, which supports no other value, got "
+                f"{name} must be {supported_value} for Marian, which supports no other value, got "
                 f"{getattr(config, name)}."
             )
-    heads = {config.encoder_attention_heads, config.decoder_attention_heads}
+    head_counts = {config.encoder_attention_heads, config.decoder_attention_heads}
     for name in ("d_k", "d_v"):
         width = getattr(config, name)
-        if width is not None and {width * number for number in heads} != {config.d_model}:
+        if width is not None and {width * count for count in head_counts} != {config.d_model}:
             raise ValueError(
                 f"{name} must be d_model / heads for Marian, got {width} with d_model "
-                f"{config.d_model} and {', '.join(map(str, sorted(heads)))} heads."
+                f"{config.d_model} and {', '.join(map(str, sorted(head_counts)))} heads."
             )
 
 
@@ -194,20 +164,20 @@ def marian_config(config: VanillaTransformerConfig, num_positions: int) -> Maria
     )
 
 
-def marian_search(
-    ours: GenerationConfig, theirs: MarianConfig, new_ids: Tensor | None = None
+def marian_generation_config(
+    our_search: GenerationConfig, exported_config: MarianConfig, new_ids: Tensor | None = None
 ) -> GenerationConfig:
     """Convert the search settings of a model to settings of transformers' own `generate`.
 
     Args:
-        ours: Search settings of the model.
-        theirs: Marian's configuration, with the new token ids.
+        our_search: Search settings of the model.
+        exported_config: Marian's configuration of the exported model, with the new token ids.
         new_ids: New id of each token, if the export changes ids, [V].
 
     Returns:
         Search settings without those that only this package supports.
     """
-    settings = ours.to_diff_dict()
+    settings = our_search.to_diff_dict()
     alpha = settings.get("length_penalty_alpha")
     if alpha is not None:
         # transformers divides scores by length ** length_penalty, which is close to our
@@ -220,59 +190,132 @@ def marian_search(
     }
     if new_ids is not None:
         for name in settings.keys() & set(TOKEN_SETTINGS):
-            settings[name] = _with_new_ids(settings[name], new_ids)
-    longest = ours.max_length or theirs.max_position_embeddings
+            settings[name] = _replace_ids(settings[name], new_ids)
+    num_positions = exported_config.max_position_embeddings
+    max_length = min(our_search.max_length or num_positions, num_positions)
     return GenerationConfig(
         **settings
-        | {name: getattr(theirs, name) for name in TOKEN_ID_FIELDS}
-        | {"max_length": min(longest, theirs.max_position_embeddings)}
+        | {name: getattr(exported_config, name) for name in TOKEN_ID_FIELDS}
+        | {"max_length": max_length}
     )
 
 
-def _with_new_ids(value: Any, new_ids: Tensor) -> Any:
+def _uses_marian_positions(config: VanillaTransformerConfig) -> bool:
+    return all(getattr(config, name) == value for name, value in MARIAN_POSITIONS.items())
+
+
+def _marian_weights(
+    model: VanillaTransformerForConditionalGeneration, marian: MarianMTModel, old_ids: Tensor
+) -> dict[str, Tensor]:
+    """Return the weights of a model for Marian, without positions; `old_ids` are by new id, [V]."""
+    config = model.config
+    our_weights = {name: tensor.float().cpu() for name, tensor in model.state_dict().items()}
+    embeddings = our_weights["model.encoder.embed_tokens.weight"]
+    output_bias = our_weights.pop("lm_head.bias", torch.zeros(config.vocab_size))
+    renamed_weights = rename_weights(our_weights, RENAMES)
+    # the values for a model whose attention has no biases; Marian's always has them
+    zero_biases = {
+        name: torch.zeros_like(tensor)
+        for name, tensor in marian.state_dict().items()
+        if name.endswith("_proj.bias")
+    }
+    layer_weights = zero_biases | {
+        name: tensor for name, tensor in renamed_weights.items() if ".layers." in name
+    }
+    if _uses_marian_positions(config) and config.position_layout == "interleaved":
+        order = torch.cat((torch.arange(0, config.d_model, 2), torch.arange(1, config.d_model, 2)))
+        layer_weights = {
+            name: _reorder_features(name, tensor, order) for name, tensor in layer_weights.items()
+        }
+        embeddings = embeddings[:, order]
+    start_embedding = embeddings[config.decoder_start_token_id]
+    layer_weights |= _corrected_biases(layer_weights, math.sqrt(config.d_model) * start_embedding)
+    marian_embeddings = (embeddings - start_embedding)[old_ids]
+    return (
+        layer_weights
+        | dict.fromkeys(
+            (
+                "model.shared.weight",
+                "model.encoder.embed_tokens.weight",
+                "model.decoder.embed_tokens.weight",
+                "lm_head.weight",
+            ),
+            marian_embeddings,
+        )
+        | {"final_logits_bias": output_bias[old_ids][None]}
+    )
+
+
+def _refuse_other_logits(
+    model: VanillaTransformerForConditionalGeneration,
+    folder: Path,
+    num_positions: int,
+    new_ids: Tensor,
+):
+    """Refuse an export whose probabilities differ from those of the model."""
+    batch = batch_to_compare(model, num_positions)
+    exported = MarianMTModel.from_pretrained(folder, dtype=torch.float32).eval()
+    inputs = batch._replace(source=new_ids[batch.source], target=new_ids[batch.target]).inputs()
+    exported_logits = exported(**inputs).logits[..., new_ids]
+    refuse_difference(
+        exported_logits.log_softmax(-1),
+        batch.logits.log_softmax(-1),
+        batch.logits,
+        DIFFERS.format("Marian"),
+    )
+
+
+def _replace_ids(value: Any, new_ids: Tensor) -> Any:
     """Replace the token ids in a setting: an id, a list, or the biases of token sequences."""
     if isinstance(value, int):
         return int(new_ids[value])
     if isinstance(value, dict):
-        return {_with_new_ids(ids, new_ids): bias for ids, bias in value.items()}
+        return {_replace_ids(ids, new_ids): bias for ids, bias in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_with_new_ids(one, new_ids) for one in value)
+        return type(value)(_replace_ids(item, new_ids) for item in value)
     return value
 
 
-def _renumbered(content: dict[str, Any], names: list[str], new_ids: Tensor) -> dict[str, Any]:
+def _renumber_tokens(
+    content: dict[str, Any], tokens: list[str], new_ids: Tensor, old_ids: Tensor
+) -> dict[str, Any]:
     """Return the content of `tokenizer.json` with the new ids, and with a token for every id."""
     # tokenizers reads the id of an added token from the vocabulary if the token is in it
-    content["model"]["vocab"] = {names[old]: new for new, old in enumerate(new_ids.tolist())}
-    for token in content["added_tokens"]:
-        token["id"] = int(new_ids[token["id"]])
+    content["model"]["vocab"] = {
+        tokens[old_id]: new_id for new_id, old_id in enumerate(old_ids.tolist())
+    }
+    for added_token in content["added_tokens"]:
+        added_token["id"] = int(new_ids[added_token["id"]])
     # a tokenizer that adds no end token has no post-processor
-    for special in (content["post_processor"] or {"special_tokens": {}})["special_tokens"].values():
-        special["ids"] = _with_new_ids(special["ids"], new_ids)
+    post_processor = content["post_processor"] or {"special_tokens": {}}
+    for special_token in post_processor["special_tokens"].values():
+        special_token["ids"] = _replace_ids(special_token["ids"], new_ids)
     return content
 
 
-def _first_layers(layers: dict[str, Tensor], shift: Tensor) -> dict[str, Tensor]:
+def _corrected_biases(layer_weights: dict[str, Tensor], shift: Tensor) -> dict[str, Tensor]:
     """Return biases of the first layers that undo the subtraction of `shift` from their input."""
     biases = {}
     for stack in ("encoder", "decoder"):
         attention = f"model.{stack}.layers.0.self_attn"
-        for part in ("q", "k", "v"):
-            name = f"{attention}.{part}_proj"
-            biases[f"{name}.bias"] = layers[f"{name}.bias"] + layers[f"{name}.weight"] @ shift
+        for projection in ("q_proj", "k_proj", "v_proj"):
+            bias_name = f"{attention}.{projection}.bias"
+            shift_of_output = layer_weights[f"{attention}.{projection}.weight"] @ shift
+            biases[bias_name] = layer_weights[bias_name] + shift_of_output
         # the residual connection adds the layer's input to this output, so `shift` is restored here
-        biases[f"{attention}.out_proj.bias"] = layers[f"{attention}.out_proj.bias"] + shift
+        bias_name = f"{attention}.out_proj.bias"
+        biases[bias_name] = layer_weights[bias_name] + shift
     return biases
 
 
-def _reordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
+def _reorder_features(name: str, tensor: Tensor, order: Tensor) -> Tensor:
     if name.endswith(RESIDUAL_COLUMNS):
         return tensor[:, order]
     return tensor[order] if name.endswith(RESIDUAL_ROWS) or "norm" in name else tensor
 
 
-def _contiguous(tables: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: table.float().cpu().contiguous() for name, table in tables.items()}
+def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-__all__ = ["check_marian_can", "marian_config", "marian_search", "to_marian"]
+__all__ = ["marian_config", "marian_generation_config", "refuse_unsupported", "to_marian"]

@@ -30,7 +30,7 @@ from ..comparison import SOURCE_LENGTHS, batch_to_compare, refuse_difference
 from ..generation_vanilla_transformer import CACHE_NAME
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import DIFFERS
-from .marian import marian_config, marian_search
+from .marian import marian_config, marian_generation_config
 from .parts import save_tokenizer
 
 ENCODER_FILE = "encoder_model.onnx"
@@ -70,7 +70,7 @@ def to_onnx(
     """
     model = copy.deepcopy(model).eval().float().cpu()
     with atomic_folder(folder) as unfinished:
-        for name, program in trace(model).items():
+        for name, program in trace_graphs(model).items():
             program.save(unfinished / name)
         save_description(model, unfinished)
         save_tokenizer(tokenizer, unfinished)
@@ -78,7 +78,7 @@ def to_onnx(
         check_graph_logits(model, *files)
 
 
-def trace(
+def trace_graphs(
     model: VanillaTransformerForConditionalGeneration,
     with_past: "type[DecoderWithPastGraph] | None" = None,
 ) -> dict[str, Any]:
@@ -91,15 +91,15 @@ def trace(
     Returns:
         An `ONNXProgram` of torch for each file name.
     """
-    sentences, source, target = Dim("batch_size"), Dim("source"), Dim("target")
-    ids = torch.full((SIZES["sentences"], SIZES["source"]), 0)
-    mask = torch.ones_like(ids)
+    batch_size, source_length, target_length = Dim("batch_size"), Dim("source"), Dim("target")
+    source_ids = torch.full((SIZES["sentences"], SIZES["source"]), 0)
+    mask = torch.ones_like(source_ids)
     mask[1:, -1] = 0
     encoder = EncoderGraph(model)
-    source_axes = {0: sentences, 1: source}
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    source_axes = {0: batch_size, 1: source_length}
+    inputs: dict[str, Any] = {"input_ids": source_ids, "attention_mask": mask}
     programs = {
-        ENCODER_FILE: program_of(
+        ENCODER_FILE: trace_module(
             encoder, inputs, ["last_hidden_state"], dict.fromkeys(inputs, source_axes)
         )
     }
@@ -107,35 +107,41 @@ def trace(
     decoder = DecoderGraph(model)
     inputs = {
         "encoder_attention_mask": mask,
-        "input_ids": ids[:, : SIZES["target"]],
-        "encoder_hidden_states": encoder(ids, mask),
+        "input_ids": source_ids[:, : SIZES["target"]],
+        "encoder_hidden_states": encoder(source_ids, mask),
     }
     axes: dict[str, Any] = dict.fromkeys(inputs, source_axes) | {
-        "input_ids": {0: sentences, 1: target}
+        "input_ids": {0: batch_size, 1: target_length}
     }
-    numbers = range(model.config.decoder_layers)
-    kinds = [f"{side}.{part}" for side in ("decoder", "encoder") for part in ("key", "value")]
-    present = [f"present.{number}.{kind}" for number in numbers for kind in kinds]
-    programs[DECODER_FILE] = program_of(decoder, inputs, ["logits", *present], axes)
+    layer_cache_names = [
+        f"{stack}.{part}" for stack in ("decoder", "encoder") for part in ("key", "value")
+    ]
+    present_names = [
+        f"present.{layer}.{name}"
+        for layer in range(model.config.decoder_layers)
+        for name in layer_cache_names
+    ]
+    programs[DECODER_FILE] = trace_module(decoder, inputs, ["logits", *present_names], axes)
 
     _, *cache = decoder(**inputs)
-    names = [name.replace("present", "past_key_values") for name in present]
-    past_axes = {0: sentences, 2: Dim("past")}
-    inputs = {"encoder_attention_mask": mask, "input_ids": ids[:, :1], "past": tuple(cache)}
+    past_names = [name.replace("present", "past_key_values") for name in present_names]
+    past_target_axes = {0: batch_size, 2: Dim("past")}
+    past_source_axes = {0: batch_size, 2: source_length}
+    inputs = {"encoder_attention_mask": mask, "input_ids": source_ids[:, :1], "past": tuple(cache)}
     axes = {
         "encoder_attention_mask": source_axes,
-        "input_ids": {0: sentences},
+        "input_ids": {0: batch_size},
         "past": tuple(
-            past_axes if "decoder" in name else {0: sentences, 2: source} for name in names
+            past_target_axes if "decoder" in name else past_source_axes for name in past_names
         ),
     }
-    target_names = [name for name in present if "decoder" in name]
-    programs[DECODER_WITH_PAST_FILE] = program_of(
+    present_target_names = [name for name in present_names if "decoder" in name]
+    programs[DECODER_WITH_PAST_FILE] = trace_module(
         (with_past or DecoderWithPastGraph)(model),
         inputs,
-        ["logits", *target_names],
+        ["logits", *present_target_names],
         axes,
-        ["encoder_attention_mask", "input_ids", *names],
+        ["encoder_attention_mask", "input_ids", *past_names],
     )
     return programs
 
@@ -149,7 +155,7 @@ def save_description(model: VanillaTransformerForConditionalGeneration, folder: 
     """
     config = marian_config(model.config, model.config.max_position_embeddings)
     config.save_pretrained(folder)
-    marian_search(model.generation_config, config).save_pretrained(folder)
+    marian_generation_config(model.generation_config, config).save_pretrained(folder)
 
 
 def check_graph_logits(model: VanillaTransformerForConditionalGeneration, *files: Path):
@@ -162,8 +168,8 @@ def check_graph_logits(model: VanillaTransformerForConditionalGeneration, *files
     Raises:
         ValueError: If the logits differ by more than the tolerance for float32.
     """
-    for found, expected in logits_of_graphs(model, *files):
-        refuse_difference(found, expected, expected, DIFFERS.format("ONNX Runtime"))
+    for graph_logits, model_logits in logits_of_graphs(model, *files):
+        refuse_difference(graph_logits, model_logits, model_logits, DIFFERS.format("ONNX Runtime"))
 
 
 def logits_of_graphs(
@@ -190,17 +196,22 @@ def logits_of_graphs(
     # the second batch has no padding: a changed model may take another code path for it
     for lengths in (SOURCE_LENGTHS, SOURCE_LENGTHS[:1]):
         batch = batch_to_compare(model, source_lengths=lengths)
-        mask, target = batch.mask.numpy(), batch.target.numpy()
-        memory = run_graph(encoder, {"input_ids": batch.source.numpy(), "attention_mask": mask})
+        mask, target_ids = batch.mask.numpy(), batch.target.numpy()
+        encoder_inputs = {"input_ids": batch.source.numpy(), "attention_mask": mask}
+        encoder_outputs = run_graph(encoder, encoder_inputs)
         inputs = {
             "encoder_attention_mask": mask,
-            "encoder_hidden_states": memory["last_hidden_state"],
+            "encoder_hidden_states": encoder_outputs["last_hidden_state"],
         }
-        first = run_graph(decoder, inputs | {"input_ids": target[:, :-1]})
-        past = {name.replace("present", "past_key_values"): one for name, one in first.items()}
-        later = run_graph(decoder_with_past, inputs | {"input_ids": target[:, -1:]} | past)
-        found = np.concatenate((first["logits"], later["logits"]), axis=1)
-        yield torch.from_numpy(found), batch.logits
+        first_outputs = run_graph(decoder, inputs | {"input_ids": target_ids[:, :-1]})
+        past = {
+            name.replace("present", "past_key_values"): array
+            for name, array in first_outputs.items()
+        }
+        last_inputs = inputs | {"input_ids": target_ids[:, -1:]} | past
+        last_outputs = run_graph(decoder_with_past, last_inputs)
+        graph_logits = np.concatenate((first_outputs["logits"], last_outputs["logits"]), axis=1)
+        yield torch.from_numpy(graph_logits), batch.logits
 
 
 def run_graph(
@@ -216,17 +227,17 @@ def run_graph(
     Returns:
         Arrays by output name.
     """
-    feeds = {}
-    for one in session.get_inputs():
-        if one.name in inputs:
-            feeds[one.name] = inputs[one.name]
-        elif one.name == "use_cache_branch":
-            feeds[one.name] = np.array([any("past" in name for name in inputs)])
+    graph_inputs = {}
+    for graph_input in session.get_inputs():
+        if graph_input.name in inputs:
+            graph_inputs[graph_input.name] = inputs[graph_input.name]
+        elif graph_input.name == "use_cache_branch":
+            graph_inputs[graph_input.name] = np.array([any("past" in name for name in inputs)])
         else:
-            shape = [len(inputs["input_ids"]), one.shape[1], 0, one.shape[3]]
-            feeds[one.name] = np.zeros(shape, dtype=np.float32)
-    names = [one.name for one in session.get_outputs()]
-    return dict(zip(names, session.run(None, feeds), strict=True))
+            shape = [len(inputs["input_ids"]), graph_input.shape[1], 0, graph_input.shape[3]]
+            graph_inputs[graph_input.name] = np.zeros(shape, dtype=np.float32)
+    output_names = [output.name for output in session.get_outputs()]
+    return dict(zip(output_names, session.run(None, graph_inputs), strict=True))
 
 
 class EncoderGraph(nn.Module):
@@ -280,10 +291,14 @@ class DecoderGraph(nn.Module):
         """
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         logits = self.logits(encoder_attention_mask, input_ids, encoder_hidden_states, cache)
-        stacks = (cache.self_attention_cache.layers, cache.cross_attention_cache.layers)
-        pairs = zip(*stacks, strict=True)
+        layer_caches = zip(
+            cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True
+        )
         return logits, *[
-            tensor for pair in pairs for layer in pair for tensor in (layer.keys, layer.values)
+            tensor
+            for self_and_cross in layer_caches
+            for attention_cache in self_and_cross
+            for tensor in (attention_cache.keys, attention_cache.values)
         ]
 
     def logits(
@@ -333,21 +348,23 @@ class DecoderWithPastGraph(DecoderGraph):
             [B, h, P + 1, d_v] of the target.
         """
         self_cache, cross_cache = DynamicCache(), DynamicCache()
-        for number in range(len(past) // 4):
-            keys, values, memory_keys, memory_values = past[4 * number : 4 * number + 4]
-            self_cache.update(keys, values, number)
-            cross_cache.update(memory_keys, memory_values, number)
+        for layer in range(len(past) // 4):
+            keys, values, memory_keys, memory_values = past[4 * layer : 4 * layer + 4]
+            self_cache.update(keys, values, layer)
+            cross_cache.update(memory_keys, memory_values, layer)
         # cross-attention reads keys and values from the cache, so only the shape of memory matters
         memory = past[2].new_zeros(*encoder_attention_mask.shape, self.model.config.d_model)
         cache = EncoderDecoderCache(self_cache, cross_cache)
         logits = self.logits(encoder_attention_mask, input_ids, memory, cache)
         return logits, *[
-            tensor for layer in self_cache.layers for tensor in (layer.keys, layer.values)
+            tensor
+            for layer_cache in self_cache.layers
+            for tensor in (layer_cache.keys, layer_cache.values)
         ]
 
 
-def program_of(
-    graph: nn.Module,
+def trace_module(
+    module: nn.Module,
     inputs: dict[str, Any],
     output_names: list[str],
     axes: dict[str, Any],
@@ -356,7 +373,7 @@ def program_of(
     """Trace a module to an ONNX graph.
 
     Args:
-        graph: Module to trace.
+        module: Module to trace.
         inputs: Arguments of the module's `forward`, by name.
         output_names: Names of the outputs in ONNX.
         axes: Symbolic dimensions of each argument, by axis.
@@ -367,13 +384,13 @@ def program_of(
     """
     # hide warnings that users cannot act on, about operators of packages that are not installed and
     # about names of symbolic dimensions
-    logger = logging.getLogger("torch.onnx._internal.exporter")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    exporter_logger = logging.getLogger("torch.onnx._internal.exporter")
+    level_before = exporter_logger.level
+    exporter_logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(action="ignore"):
             program: Any = torch.onnx.export(
-                graph.eval(),
+                module.eval(),
                 kwargs=inputs,
                 dynamo=True,
                 input_names=input_names or list(inputs),
@@ -382,7 +399,7 @@ def program_of(
                 verbose=False,
             )
     finally:
-        logger.setLevel(level)
+        exporter_logger.setLevel(level_before)
     # the exporter stores lines of source code and paths of this machine; remove them
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()
@@ -396,9 +413,9 @@ __all__ = [
     "DecoderWithPastGraph",
     "check_graph_logits",
     "logits_of_graphs",
-    "program_of",
     "run_graph",
     "save_description",
     "to_onnx",
-    "trace",
+    "trace_graphs",
+    "trace_module",
 ]

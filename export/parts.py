@@ -34,8 +34,10 @@ def vocabulary(
     Returns:
         The tokens by id. An id without a token gets a name that does not occur in text.
     """
-    names = {index: token for token, index in tokenizer.get_vocab().items()}
-    return [names.get(index, f"<row {index}>") for index in range(model.config.vocab_size)]
+    tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    return [
+        tokens.get(token_id, f"<row {token_id}>") for token_id in range(model.config.vocab_size)
+    ]
 
 
 def save_tokenizer(
@@ -77,9 +79,9 @@ def save_tokenizer(
         **tokenizer.special_tokens_map,
         **settings,
     }
-    for name, saved in (("tokenizer.json", content), ("tokenizer_config.json", settings)):
-        text = json.dumps(saved, indent=2, ensure_ascii=False) + "\n"
-        (folder / name).write_text(text, encoding="utf-8")
+    for file_name, value in (("tokenizer.json", content), ("tokenizer_config.json", settings)):
+        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+        (folder / file_name).write_text(text, encoding="utf-8")
 
 
 @torch.no_grad()
@@ -101,27 +103,29 @@ def position_table(
         ValueError: If `num_positions` is below 1, or above the number of learned positions.
     """
     config = stack.config
-    learned = config.max_position_embeddings if config.position_encoding == "learned" else None
+    is_learned = config.position_encoding == "learned"
+    num_learned_positions = config.max_position_embeddings if is_learned else None
     if num_positions is None:
-        num_positions = learned or USUAL_POSITIONS
+        num_positions = num_learned_positions or USUAL_POSITIONS
     if num_positions < 1:
         raise ValueError(f"num_positions must be at least 1, got {num_positions}.")
-    if learned is not None and num_positions > learned:
+    if num_learned_positions is not None and num_positions > num_learned_positions:
         raise ValueError(
-            f"num_positions must be at most {learned}, the number of learned positions, got "
-            f"{num_positions}."
+            f"num_positions must be at most {num_learned_positions}, the number of learned "
+            f"positions, got {num_positions}."
         )
     # `positions` adds the table to these zeros; in bf16 or fp16, the sum would be rounded
-    nothing = torch.zeros(1, num_positions, config.d_model, device=stack.embed_tokens.weight.device)
-    return stack.positions(nothing)[0]
+    device = stack.embed_tokens.weight.device
+    zero_embeddings = torch.zeros(1, num_positions, config.d_model, device=device)
+    return stack.positions(zero_embeddings)[0]
 
 
-def activation_of(config: VanillaTransformerConfig, known: dict[str, Name]) -> Name:
+def activation_of(config: VanillaTransformerConfig, engine_names: dict[str, Name]) -> Name:
     """Return another engine's name of the activation function.
 
     Args:
         config: Configuration of the model.
-        known: The engine's names of activation functions, by our names.
+        engine_names: The engine's names of activation functions, by our names.
 
     Returns:
         The engine's name.
@@ -129,12 +133,12 @@ def activation_of(config: VanillaTransformerConfig, known: dict[str, Name]) -> N
     Raises:
         ValueError: If the engine does not have the activation function.
     """
-    if config.activation_function not in known:
+    if config.activation_function not in engine_names:
         raise ValueError(
-            f"activation_function must be one of {', '.join(known)} for this engine, got "
+            f"activation_function must be one of {', '.join(engine_names)} for this engine, got "
             f"{config.activation_function!r}."
         )
-    return known[config.activation_function]
+    return engine_names[config.activation_function]
 
 
 __all__ = ["activation_of", "position_table", "save_tokenizer", "vocabulary"]

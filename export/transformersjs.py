@@ -35,7 +35,7 @@ from .onnx import (
     check_graph_logits,
     logits_of_graphs,
     save_description,
-    trace,
+    trace_graphs,
 )
 from .parts import save_tokenizer
 
@@ -80,24 +80,25 @@ def to_transformersjs(
         save_tokenizer_for_javascript(tokenizer, unfinished)
         save_description(model, unfinished)
         graphs = {
-            name: _without_transposes(_in_float32(program.model_proto))
-            for name, program in trace(model, EndingDecoderGraph).items()
+            name: _store_transposes(_replace_float64(program.model_proto))
+            for name, program in trace_graphs(model, EndingDecoderGraph).items()
         }
         (unfinished / "onnx").mkdir()
         for weight_type, suffix in SUFFIXES.items():
             if weight_type == "int8":
-                graphs = {name: _quantized(graph) for name, graph in graphs.items()}
-            encoder, decoder = (
+                graphs = {name: _quantize(graph) for name, graph in graphs.items()}
+            encoder_file, decoder_file = (
                 (unfinished / "onnx" / name).with_stem(Path(name).stem + suffix)
                 for name in (ENCODER_FILE, MERGED_FILE)
             )
-            onnx.save(graphs[ENCODER_FILE], encoder)
-            onnx.save(_merged(graphs[DECODER_FILE], graphs[DECODER_WITH_PAST_FILE]), decoder)
+            merged_decoder = _merge_decoders(graphs[DECODER_FILE], graphs[DECODER_WITH_PAST_FILE])
+            onnx.save(graphs[ENCODER_FILE], encoder_file)
+            onnx.save(merged_decoder, decoder_file)
             if weight_type == "float32":
                 # the merged decoder serves both the first step and the later steps
-                check_graph_logits(model, encoder, decoder, decoder)
+                check_graph_logits(model, encoder_file, decoder_file, decoder_file)
             else:
-                _warn_of_rounding(model, encoder, decoder)
+                _warn_about_rounding(model, encoder_file, decoder_file)
 
 
 def save_tokenizer_for_javascript(tokenizer: PreTrainedTokenizerBase, folder: Path):
@@ -113,7 +114,7 @@ def save_tokenizer_for_javascript(tokenizer: PreTrainedTokenizerBase, folder: Pa
     save_tokenizer(
         tokenizer,
         folder,
-        lambda content: _for_javascript(content, tokenizer),
+        lambda content: _change_for_javascript(content, tokenizer),
         # transformers.js skips these tokens in decoded text, and those that `tokenizer.json` marks
         additional_special_tokens=list(tokenizer.special_tokens_map.values()),
     )
@@ -124,20 +125,22 @@ def save_tokenizer_for_javascript(tokenizer: PreTrainedTokenizerBase, folder: Pa
         )
 
 
-def _warn_of_rounding(
-    model: VanillaTransformerForConditionalGeneration, encoder: Path, decoder: Path
+def _warn_about_rounding(
+    model: VanillaTransformerForConditionalGeneration, encoder_file: Path, decoder_file: Path
 ):
     """Warn if the int8 graphs, which also quantize activations, deviate too much from the model."""
-    difference = max(
-        float(deviations(found, expected, expected, is_exact=False).max())
-        for found, expected in logits_of_graphs(model, encoder, decoder, decoder)
+    largest_deviation = max(
+        float(deviations(graph_logits, model_logits, model_logits, is_exact=False).max())
+        for graph_logits, model_logits in logits_of_graphs(
+            model, encoder_file, decoder_file, decoder_file
+        )
     )
     # `not <=` is also true for NaN
-    if not difference <= TOLERANCES["int8"]:
+    if not largest_deviation <= TOLERANCES["int8"]:
         logger.warning(
             "With dtype q8, the scores differ from those of the model by up to %.2g standard "
             "deviations of the logits; compare its translations with those of dtype fp32.",
-            difference,
+            largest_deviation,
         )
 
 
@@ -175,7 +178,7 @@ class EndingDecoderGraph(DecoderWithPastGraph):
         return torch.where(has_ended, self.after_end, logits)
 
 
-def _in_float32(model: ModelProto) -> ModelProto:
+def _replace_float64(model: ModelProto) -> ModelProto:
     """Replace float64, in which positions are computed, because browsers do not support float64."""
     tensors = list(model.graph.initializer)
     for node in model.graph.node:
@@ -193,7 +196,7 @@ def _in_float32(model: ModelProto) -> ModelProto:
     return model
 
 
-def _without_transposes(model: ModelProto) -> ModelProto:
+def _store_transposes(model: ModelProto) -> ModelProto:
     """Store each transposed weight as its transpose, and remove the Transpose node.
 
     The quantizer skips a weight that is used through a Transpose node. If the embedding shares the
@@ -201,31 +204,33 @@ def _without_transposes(model: ModelProto) -> ModelProto:
     """
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    transposes = [
+    transpose_nodes = [
         node for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights
     ]
-    stored = {node.output[0]: node.input[0] for node in transposes}
-    for name in set(stored.values()):
+    # names of weights by the names of their transposes
+    weight_names = {node.output[0]: node.input[0] for node in transpose_nodes}
+    for name in set(weight_names.values()):
         matrix = numpy_helper.to_array(weights[name]).T
         weights[name].CopyFrom(numpy_helper.from_array(matrix.copy(), name))
-    nodes = []
+    new_nodes = []
     for node in graph.node:
-        if node in transposes:
+        if node in transpose_nodes:
             continue
-        node.input[:] = [stored.get(name, name) for name in node.input]
-        nodes.append(node)
-        if node.op_type == "Gather" and node.input[0] in stored.values():
-            columns = f"{node.output[0]}.columns"
-            nodes.append(helper.make_node("Transpose", [columns], [node.output[0]], perm=[1, 2, 0]))
+        node.input[:] = [weight_names.get(name, name) for name in node.input]
+        new_nodes.append(node)
+        if node.op_type == "Gather" and node.input[0] in weight_names.values():
+            embeddings = node.output[0]
+            columns = f"{embeddings}.columns"
+            new_nodes.append(helper.make_node("Transpose", [columns], [embeddings], perm=[1, 2, 0]))
             node.output[0] = columns
             del node.attribute[:]
             node.attribute.append(helper.make_attribute("axis", 1))
     del graph.node[:]
-    graph.node.extend(nodes)
+    graph.node.extend(new_nodes)
     return model
 
 
-def _quantized(model: ModelProto) -> ModelProto:
+def _quantize(model: ModelProto) -> ModelProto:
     """Return a graph whose weight matrices are in int8."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "quantized.onnx"
@@ -238,72 +243,89 @@ def _quantized(model: ModelProto) -> ModelProto:
         return onnx.load(path)
 
 
-def _merged(first: ModelProto, later: ModelProto) -> ModelProto:
+def _merge_decoders(first_step: ModelProto, later_steps: ModelProto) -> ModelProto:
     """Merge the decoders of the first step and of the later steps into one graph.
 
     Equal weights are stored once. If the input `use_cache_branch` is true, the graph runs the
     decoder of the later steps.
     """
-    weights: dict[tuple, TensorProto] = {}
+    shared_weights: dict[tuple, TensorProto] = {}
     branches = []
-    outputs = [output.name for output in first.graph.output]
-    for prefix, model in (("first/", first), ("later/", later)):
-        names = {}
-        for tensor in model.graph.initializer:
+    output_names = [output.name for output in first_step.graph.output]
+    for prefix, decoder in (("first/", first_step), ("later/", later_steps)):
+        shared_names = {}
+        for tensor in decoder.graph.initializer:
             digest = hashlib.sha256(numpy_helper.to_array(tensor).tobytes()).digest()
             key = (tensor.data_type, *tensor.dims, digest)
-            if key not in weights:
-                weights[key] = TensorProto()
-                weights[key].CopyFrom(tensor)
-                weights[key].name = prefix + tensor.name
-            names[tensor.name] = weights[key].name
+            if key not in shared_weights:
+                shared_weights[key] = TensorProto()
+                shared_weights[key].CopyFrom(tensor)
+                shared_weights[key].name = prefix + tensor.name
+            shared_names[tensor.name] = shared_weights[key].name
         graph = compose.add_prefix_graph(
-            model.graph, prefix, rename_inputs=False, rename_initializers=False, name_map=names
+            decoder.graph,
+            prefix,
+            rename_inputs=False,
+            rename_initializers=False,
+            name_map=shared_names,
         )
-        branches.append(_branch(graph, [prefix + name for name in outputs], prefix))
-    choice = helper.make_node(
-        "If", ["use_cache_branch"], outputs, then_branch=branches[1], else_branch=branches[0]
+        branches.append(_build_branch(graph, [prefix + name for name in output_names], prefix))
+    first_branch, later_branch = branches
+    if_node = helper.make_node(
+        "If",
+        ["use_cache_branch"],
+        output_names,
+        then_branch=later_branch,
+        else_branch=first_branch,
     )
-    past = [each for each in later.graph.input if each.name.startswith("past_key_values")]
-    inputs = [
-        *first.graph.input,
-        *past,
-        helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]),
+    past_inputs = [
+        graph_input
+        for graph_input in later_steps.graph.input
+        if graph_input.name.startswith("past_key_values")
     ]
-    infos = [_with_own_length(info) for info in (*inputs, *first.graph.output)]
+    use_cache_branch = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
+    inputs = [*first_step.graph.input, *past_inputs, use_cache_branch]
     merged = helper.make_graph(
-        [choice], "decoder", infos[: len(inputs)], infos[len(inputs) :], [*weights.values()]
+        [if_node],
+        "decoder",
+        [_name_own_length(value_info) for value_info in inputs],
+        [_name_own_length(value_info) for value_info in first_step.graph.output],
+        [*shared_weights.values()],
     )
-    return helper.make_model(merged, opset_imports=first.opset_import, ir_version=first.ir_version)
+    return helper.make_model(
+        merged, opset_imports=first_step.opset_import, ir_version=first_step.ir_version
+    )
 
 
-def _branch(graph: GraphProto, outputs: list[str], prefix: str) -> GraphProto:
+def _build_branch(graph: GraphProto, output_names: list[str], prefix: str) -> GraphProto:
     """Return a branch of the merged decoder, with the outputs of both branches.
 
     Keys and values that the branch does not compute are copied from `past_key_values`.
     """
-    made = {output.name for output in graph.output}
+    computed_names = {output.name for output in graph.output}
     nodes = list(graph.node)
-    for name in outputs:
-        if name not in made:
-            past = name.removeprefix(prefix).replace("present", "past_key_values")
-            nodes.append(helper.make_node("Identity", [past], [name]))
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    return helper.make_graph(nodes, prefix.rstrip("/"), [], infos)
+    for name in output_names:
+        if name not in computed_names:
+            past_name = name.removeprefix(prefix).replace("present", "past_key_values")
+            nodes.append(helper.make_node("Identity", [past_name], [name]))
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in output_names
+    ]
+    return helper.make_graph(nodes, prefix.rstrip("/"), [], outputs)
 
 
-def _with_own_length(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+def _name_own_length(value_info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     """Name the symbolic length of keys and values after their tensor.
 
     Past and present differ in length, so their lengths must not have the same name.
     """
-    if "key_values" in info.name or "present" in info.name:
-        length = info.type.tensor_type.shape.dim[2]
-        length.dim_param = re.sub(r"\.(key|value)$", "", info.name)
-    return info
+    if "key_values" in value_info.name or "present" in value_info.name:
+        length = value_info.type.tensor_type.shape.dim[2]
+        length.dim_param = re.sub(r"\.(key|value)$", "", value_info.name)
+    return value_info
 
 
-def _for_javascript(
+def _change_for_javascript(
     content: dict[str, Any], tokenizer: VanillaTransformerTokenizer
 ) -> dict[str, Any]:
     """Change `tokenizer.json` so that transformers.js encodes and decodes text as we do.
@@ -323,25 +345,27 @@ def _for_javascript(
         The new content.
     """
     if tokenizer.split_special_tokens:
-        named = set(tokenizer.special_tokens_map.values())
+        special_tokens = set(tokenizer.special_tokens_map.values())
         content["added_tokens"] = [
-            token for token in content["added_tokens"] if token["content"] not in named
+            token for token in content["added_tokens"] if token["content"] not in special_tokens
         ]
-    added = sorted(token["content"] for token in content["added_tokens"])
+    added_tokens = sorted(token["content"] for token in content["added_tokens"])
     # every text gets a space before it, except a text that begins with an added token
-    starts = "|".join(map(re.escape, added))
+    any_added_token = "|".join(map(re.escape, added_tokens))
     content["normalizer"]["normalizers"][1:] = [
         {"type": "Prepend", "prepend": " "},
-        *([_replacement(rf"\A (?={starts})", "")] if added else []),
+        *([_replacement(rf"\A (?={any_added_token})", "")] if added_tokens else []),
     ]
-    _, *words, to_bytes = content["pre_tokenizer"]["pretokenizers"]
+    _, *word_splitters, byte_level = content["pre_tokenizer"]["pretokenizers"]
     split = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
     content["pre_tokenizer"]["pretokenizers"] = [
-        *(words or [split]),
-        to_bytes | {"use_regex": False},
+        *(word_splitters or [split]),
+        byte_level | {"use_regex": False},
     ]
-    spelled = [_replacement(f"^{re.escape(token)}$", _byte_symbols(token)) for token in added]
-    content["decoder"]["decoders"] = [*spelled, *content["decoder"]["decoders"][-2:]]
+    added_token_decoders = [
+        _replacement(f"^{re.escape(token)}$", _byte_symbols(token)) for token in added_tokens
+    ]
+    content["decoder"]["decoders"] = [*added_token_decoders, *content["decoder"]["decoders"][-2:]]
     return content
 
 

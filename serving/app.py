@@ -30,7 +30,7 @@ from .translation_queue import Job, TranslationQueue
 BYTES_PER_CHARACTER, OTHER_BYTES = 12, 1 << 14
 AUTO = "auto"
 # header that asks a refused client to try again after this number of seconds
-RETRY = {"Retry-After": "1"}
+RETRY_HEADERS = {"Retry-After": "1"}
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Limits(NamedTuple):
     api_key: str | None
 
 
-class Order(NamedTuple):
+class TranslationRequest(NamedTuple):
     """Validated request for translations.
 
     Attributes:
@@ -128,7 +128,7 @@ class Api:
             raise HTTPException(
                 429,
                 f"requests that wait must be at most {self.limits.max_waiting:,}: try again later.",
-                RETRY,
+                RETRY_HEADERS,
             )
         self.num_waiting += 1
         try:
@@ -139,7 +139,7 @@ class Api:
                 503,
                 f"a request must end within {self.limits.timeout:g} seconds, and this one did not: "
                 "try again later, or send less text.",
-                RETRY,
+                RETRY_HEADERS,
             ) from None
         except ClientDisconnect:
             return Response()
@@ -148,61 +148,68 @@ class Api:
         # answer here, not in an exception handler of Starlette: Starlette re-raises the error after
         # the handler, so that the server would close the connection
         except Exception as error:
-            return _failed(error)
+            return _answer_failure(error)
         finally:
             self.num_waiting -= 1
 
     async def _answer(self, request: Request) -> dict[str, Any]:
         fields = await read_fields(request)
         self._check_key(fields.get("api_key"))
-        order = self._order(fields)
-        parts, job = await run_in_threadpool(_prepared, order)
-        found = await self._translations(request, job) if job.sentences else []
-        sentences = iter(found)
-        texts = [_joined(split, sentences, order.num_alternatives) for split in parts]
-        best = [translations[0] for translations in texts]
-        answer: dict[str, Any] = {"translatedText": best if order.is_list else best[0]}
-        if order.num_alternatives:
-            others = [translations[1:] for translations in texts]
-            answer["alternatives"] = others if order.is_list else others[0]
+        translation_request = self._validate(fields)
+        parts_of_texts, job = await run_in_threadpool(_split_texts, translation_request)
+        sentence_translations = await self._run_job(request, job) if job.sentences else []
+        remaining_translations = iter(sentence_translations)
+        text_translations = [
+            _join_translations(parts, remaining_translations, translation_request.num_alternatives)
+            for parts in parts_of_texts
+        ]
+        best = [translations[0] for translations in text_translations]
+        is_list = translation_request.is_list
+        answer: dict[str, Any] = {"translatedText": best if is_list else best[0]}
+        if translation_request.num_alternatives:
+            alternatives = [translations[1:] for translations in text_translations]
+            answer["alternatives"] = alternatives if is_list else alternatives[0]
         return answer
 
-    async def _translations(self, request: Request, job: Job) -> list[list[str]]:
+    async def _run_job(self, request: Request, job: Job) -> list[list[str]]:
         """Put a job into the queue, and wait for it as long as the client is connected."""
         self.queue.put(job)
-        found = asyncio.wrap_future(job.found)
-        gone = asyncio.ensure_future(_disconnected(request))
+        translations = asyncio.wrap_future(job.translations)
+        disconnection = asyncio.ensure_future(_wait_for_disconnection(request))
         try:
-            await asyncio.wait((found, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not found.done():
+            await asyncio.wait((translations, disconnection), return_when=asyncio.FIRST_COMPLETED)
+            if not translations.done():
                 raise ClientDisconnect
-            return found.result()
+            return translations.result()
         finally:
             self.queue.drop(job)
-            found.cancel()
-            gone.cancel()
+            translations.cancel()
+            disconnection.cancel()
 
-    def _check_key(self, given: Any) -> None:
+    def _check_key(self, sent_key: Any) -> None:
         if self.limits.api_key is None:
             return
-        if given is None:
+        if sent_key is None:
             raise HTTPException(403, "api_key must be given to this server.")
         # compare bytes, because `compare_digest` refuses strings with characters beyond ASCII
-        keys = [str(key).encode("utf-8", "surrogatepass") for key in (given, self.limits.api_key)]
-        if not hmac.compare_digest(*keys):
+        sent_bytes, api_key_bytes = (
+            str(key).encode("utf-8", "surrogatepass") for key in (sent_key, self.limits.api_key)
+        )
+        if not hmac.compare_digest(sent_bytes, api_key_bytes):
             raise HTTPException(403, "api_key must be a key of this server, got another one.")
 
-    def _order(self, fields: Mapping[str, Any]) -> Order:
-        """Validate the fields of a request; `_prepared` checks Unicode and tokens of the texts."""
+    def _validate(self, fields: Mapping[str, Any]) -> TranslationRequest:
+        """Validate the fields of a request; `_split_texts` checks Unicode and number of tokens."""
         for name in ("q", "source", "target"):
             if fields.get(name) is None:
                 raise HTTPException(400, f"{name} must be given.")
-        q, kind = fields["q"], fields.get("format") or "text"
-        texts = q if isinstance(q, list) else [q]
+        q, text_format = fields["q"], fields.get("format") or "text"
+        is_list = isinstance(q, list)
+        texts = q if is_list else [q]
         if not all(isinstance(text, str) for text in texts):
             raise HTTPException(400, "q must be a text or a list of texts, got another type.")
-        if kind != "text":
-            raise HTTPException(400, f"format must be text, got {shown(kind)}.")
+        if text_format != "text":
+            raise HTTPException(400, f"format must be text, got {shown(text_format)}.")
         num_characters = sum(map(len, texts))
         if num_characters > self.limits.max_characters:
             raise HTTPException(
@@ -210,22 +217,22 @@ class Api:
                 f"q must have at most {self.limits.max_characters:,} characters, got "
                 f"{num_characters:,}.",
             )
-        model = self._model(fields["source"], fields["target"])
-        most = model.max_translations - 1
+        source, target = fields["source"], fields["target"]
+        model = self._find_model(source, target)
+        max_alternatives = model.max_translations - 1
         alternatives = fields.get("alternatives") or 0
         # the values in a form are strings
         if isinstance(alternatives, str) and alternatives.isdecimal():
             alternatives = int(alternatives)
-        if type(alternatives) is not int or not 0 <= alternatives <= most:
+        if type(alternatives) is not int or not 0 <= alternatives <= max_alternatives:
             raise HTTPException(
                 400,
-                f"alternatives must be a whole number from 0 to {most}, got {shown(alternatives)}.",
+                f"alternatives must be a whole number from 0 to {max_alternatives}, got "
+                f"{shown(alternatives)}.",
             )
-        return Order(
-            texts, isinstance(q, list), model, fields["source"], fields["target"], alternatives
-        )
+        return TranslationRequest(texts, is_list, model, source, target, alternatives)
 
-    def _model(self, source: Any, target: Any) -> Model:
+    def _find_model(self, source: Any, target: Any) -> Model:
         sources = ", ".join(sorted(self.models))
         if source == AUTO:
             raise HTTPException(
@@ -243,32 +250,34 @@ class Api:
         return targets[target]
 
 
-def _prepared(order: Order) -> tuple[list[list[str]], Job]:
+def _split_texts(translation_request: TranslationRequest) -> tuple[list[list[str]], Job]:
     """Split texts into sentences; return the parts of each text, and one job of all sentences."""
-    for text in order.texts:
+    texts, _, model, source, target, num_alternatives = translation_request
+    for text in texts:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise HTTPException(
                 400, f"q must be valid Unicode, got an unpaired surrogate at index {error.start}."
             ) from None
-    model, source, target = order.model, order.source, order.target
-    parts = [model.split(text, source) for text in order.texts]
-    sentences = [part.strip() for split in parts for part in split if part.strip()]
+    parts_of_texts = [model.split(text, source) for text in texts]
+    sentences = [part.strip() for parts in parts_of_texts for part in parts if part.strip()]
     try:
         num_tokens = model.count_tokens(sentences, source, target)
     except ValueError as error:
         raise HTTPException(413, str(error)) from None
-    num_translations = 1 + order.num_alternatives
-    return parts, Job(model, source, target, num_translations, sentences, num_tokens)
+    job = Job(model, source, target, 1 + num_alternatives, sentences, num_tokens)
+    return parts_of_texts, job
 
 
-def _joined(parts: list[str], found: Iterator[list[str]], num_alternatives: int) -> list[str]:
+def _join_translations(
+    parts: list[str], sentence_translations: Iterator[list[str]], num_alternatives: int
+) -> list[str]:
     """Replace the sentences of a text by their translations.
 
     Args:
         parts: Parts of the text: sentences with the white space around them, or only white space.
-        found: Iterator over the translations of each sentence, best first.
+        sentence_translations: Iterator over the translations of each sentence, best first.
         num_alternatives: Number of translations in addition to the best one.
 
     Returns:
@@ -277,16 +286,20 @@ def _joined(parts: list[str], found: Iterator[list[str]], num_alternatives: int)
     texts = [""] * (1 + num_alternatives)
     for part in parts:
         sentence = part.strip()
-        translations = next(found) if sentence else [sentence] * len(texts)
-        start, _, end = part.partition(sentence) if sentence else (part, "", "")
+        if sentence:
+            translations = next(sentence_translations)
+            space_before, _, space_after = part.partition(sentence)
+        else:
+            translations = [""] * len(texts)
+            space_before, space_after = part, ""
         texts = [
-            text + start + translation + end
+            text + space_before + translation + space_after
             for text, translation in zip(texts, translations, strict=True)
         ]
     return list(dict.fromkeys(texts))
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnection(request: Request) -> None:
     """Wait until the client closes the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -305,22 +318,23 @@ async def read_fields(request: Request) -> dict[str, Any]:
         HTTPException: If the body is not UTF-8, or not the JSON object or form that its content
             type names.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = await request.body()
     try:
         text = body.decode("utf-8")
-        if kind == "application/json":
+        if content_type == "application/json":
             fields = json.loads(text)
             if not isinstance(fields, dict):
                 raise HTTPException(400, "a request must be a JSON object, got another type.")
             return fields
-        form = {}
-        if kind == "multipart/form-data":
-            sent = await request.form(max_files=0, max_part_size=len(body))
-            form = {name: value for name, value in sent.items() if isinstance(value, str)}
-        elif kind == "application/x-www-form-urlencoded":
-            form = _decoded(text)
-        return {**form, **_decoded(request.scope["query_string"].decode("utf-8"))}
+        form_fields = {}
+        if content_type == "multipart/form-data":
+            form = await request.form(max_files=0, max_part_size=len(body))
+            form_fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        elif content_type == "application/x-www-form-urlencoded":
+            form_fields = _parse_url_encoded(text)
+        query = request.scope["query_string"].decode("utf-8")
+        return {**form_fields, **_parse_url_encoded(query)}
     except UnicodeDecodeError:
         raise HTTPException(400, "a request must be UTF-8, got other bytes.") from None
     # Python's parser raises RecursionError for deep nesting, and ValueError for too long a number
@@ -328,11 +342,11 @@ async def read_fields(request: Request) -> dict[str, Any]:
         raise HTTPException(400, "a request must be JSON, got text that is none.") from None
 
 
-def _decoded(text: str) -> dict[str, Any]:
+def _parse_url_encoded(text: str) -> dict[str, Any]:
     return dict(parse_qsl(text, keep_blank_values=True, errors="strict"))
 
 
-async def _refused(request: Request, error: Any) -> JSONResponse:
+async def _answer_refusal(request: Request, error: Any) -> JSONResponse:
     """Answer a refused request with a sentence."""
     sentence = error.detail
     # for an unknown path or method, Starlette gives only the phrase of the status
@@ -344,11 +358,11 @@ async def _refused(request: Request, error: Any) -> JSONResponse:
     return JSONResponse({"error": sentence}, error.status_code, error.headers)
 
 
-def _failed(error: Exception) -> JSONResponse:
+def _answer_failure(error: Exception) -> JSONResponse:
     """Answer after an unexpected error; log its type and traceback, but not its message."""
     # the message may quote the text of a client
-    lines = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("a request failed with %s:\n%s", type(error).__name__, lines.rstrip())
+    trace = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("a request failed with %s:\n%s", type(error).__name__, trace.rstrip())
     return JSONResponse({"error": "the server could not answer: its log has the reason."}, 500)
 
 
@@ -374,7 +388,7 @@ def build_app(
     ]
     # without a schema there are no documentation pages, which load scripts from other servers
     app = FastAPI(openapi_url=None, middleware=middleware)
-    app.add_exception_handler(AnyHTTPException, _refused)
+    app.add_exception_handler(AnyHTTPException, _answer_refusal)
     for path, endpoint, methods in (
         ("/translate", api.translate, ["POST"]),
         ("/detect", api.detect, ["POST"]),

@@ -29,9 +29,9 @@ def run(argv: list[str], prog: str) -> None:
         ValueError: If a flag has an invalid value, the port is in use, a model cannot be loaded,
             or its languages are not known.
     """
-    flags = parse_flags(parser(prog), argv)
-    key = os.environ.get(KEY_VARIABLE) if flags.api_key is None else flags.api_key
-    if key == "":
+    flags = parse_flags(build_parser(prog), argv)
+    api_key = os.environ.get(KEY_VARIABLE) if flags.api_key is None else flags.api_key
+    if api_key == "":
         raise ValueError("api_key must not be empty.")
     for name in ("max_characters", "max_waiting", "timeout"):
         value = getattr(flags, name)
@@ -54,7 +54,7 @@ def run(argv: list[str], prog: str) -> None:
             logging.WARNING
         )
         queue = TranslationQueue()
-        limits = Limits(flags.max_characters, flags.max_waiting, flags.timeout, key)
+        limits = Limits(flags.max_characters, flags.max_waiting, flags.timeout, api_key)
         # no access log, because the query of a URL may contain the text of a client
         config = uvicorn.Config(
             build_app(models, queue, limits),
@@ -69,10 +69,10 @@ def run(argv: list[str], prog: str) -> None:
         server = uvicorn.Server(config)
         # after its end, uvicorn raises the signal again for the handler that was set before, and
         # the default handler would end the command with an error
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, server.handle_exit)
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signal_number, server.handle_exit)
         listener.listen(config.backlog)
-        logger.info("serving at %s", _address(listener))
+        logger.info("serving at %s", _url(listener))
         try:
             server.run([listener])
         finally:
@@ -95,18 +95,18 @@ def bound_socket(host: str, port: int) -> socket.socket:
     if not 0 <= port <= HIGHEST_PORT:
         raise ValueError(f"port must be from 0 to {HIGHEST_PORT}, got {port}.")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        family, socket_type, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        bound = socket.socket(family, kind, protocol)
+        listener = socket.socket(family, socket_type, protocol)
         try:
             # reuse the address, because connections of an earlier server may occupy it for minutes
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
         except OSError:
-            bound.close()
+            listener.close()
             raise
-        return bound
+        return listener
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ValueError(
@@ -119,12 +119,12 @@ def bound_socket(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _address(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def parser(prog: str) -> argparse.ArgumentParser:
+def build_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
     Args:
@@ -133,28 +133,28 @@ def parser(prog: str) -> argparse.ArgumentParser:
     Returns:
         The parser.
     """
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog=prog,
         allow_abbrev=False,
         description="Serve translations over HTTP, with the API of LibreTranslate.",
     )
-    made.add_argument(
+    parser.add_argument(
         "models",
         nargs="+",
         metavar="MODEL",
         help="run folder, model folder or Hub name; SOURCE-TARGET=MODEL names its languages, as in "
         "en-de=runs/demo, for a model that does not, or for one pair of a multilingual model",
     )
-    made.add_argument("--host", default=HOST, help="address to listen on (default: %(default)s)")
-    made.add_argument(
+    parser.add_argument("--host", default=HOST, help="address to listen on (default: %(default)s)")
+    parser.add_argument(
         "--port", type=int, default=PORT, help="port, or 0 for any free one (default: %(default)s)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--api_key",
         help=f"key that clients must send; other users of the machine can read the flag, but not "
         f"the variable {KEY_VARIABLE} (default: none)",
     )
-    limits = made.add_argument_group("limits")
+    limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max_characters",
         type=int,
@@ -173,5 +173,5 @@ def parser(prog: str) -> argparse.ArgumentParser:
         default=TIMEOUT,
         help="seconds after which a request is refused (default: %(default)g)",
     )
-    add_trust_flag(made)
-    return made
+    add_trust_flag(parser)
+    return parser

@@ -15,13 +15,13 @@ from ..pipeline_vanilla_transformer import DEFAULT_SEARCH, TranslationPipeline, 
 from ..train.recipe import RECIPE_FILE, read_recipe_file
 
 # argument of the command that names the languages of a model, as in en-de=runs/demo
-LANGUAGES = re.compile(r"(?P<source>\w+)-(?P<target>\w+)=(?P<name>.+)")
+MODEL_WITH_LANGUAGES = re.compile(r"(?P<source>\w+)-(?P<target>\w+)=(?P<name>.+)")
 # names of the attributes that contain the languages of a tokenizer: Marian's, then FSMT's
-OWN_LANGUAGES = (("source_lang", "target_lang"), ("src_lang", "tgt_lang"))
+LANGUAGE_ATTRIBUTES = (("source_lang", "target_lang"), ("src_lang", "tgt_lang"))
 # maximum number of source tokens in a sentence: memory and time grow with the square of this number
 MAX_SENTENCE_TOKENS = 1024
 # language whose rules split text into sentences, for languages without a two-letter code
-DEFAULT_RULES = "en"
+DEFAULT_RULES_LANGUAGE = "en"
 # number of letters in the code of a script, such as Latn
 SCRIPT_LETTERS = 4
 
@@ -32,13 +32,13 @@ class Model(NamedTuple):
     Attributes:
         name: Run folder, model folder or Hub name.
         pipeline: Pipeline with model and tokenizer.
-        codes: Language code in the tokenizer for each language code of the API; empty if the
-            tokenizer is not multilingual.
+        tokenizer_codes: Language code in the tokenizer for each language code of the API; empty if
+            the tokenizer is not multilingual.
     """
 
     name: str
     pipeline: TranslationPipeline
-    codes: Mapping[str, str]
+    tokenizer_codes: Mapping[str, str]
 
     @property
     def max_translations(self) -> int:
@@ -56,9 +56,10 @@ class Model(NamedTuple):
             Sentences with the white space around them; their concatenation is the text.
         """
         language = source.partition("-")[0]
-        rules = language if len(language) == len(DEFAULT_RULES) else DEFAULT_RULES
+        has_rules = len(language) == len(DEFAULT_RULES_LANGUAGE)
+        rules_language = language if has_rules else DEFAULT_RULES_LANGUAGE
         lines = text.splitlines(keepends=True)
-        return [part for line in lines for part in self.pipeline.split(line, rules)]
+        return [part for line in lines for part in self.pipeline.split(line, rules_language)]
 
     def count_tokens(self, sentences: Sequence[str], source: str, target: str) -> int:
         """Count the source tokens, and refuse sentences that are too long.
@@ -75,9 +76,8 @@ class Model(NamedTuple):
             ValueError: If a sentence is too long for the server or for the model.
         """
         languages = self._languages(source, target)
-        lengths = [
-            len(ids) for ids in self.pipeline.preprocess(list(sentences), **languages)["input_ids"]
-        ]
+        sources = self.pipeline.preprocess(list(sentences), **languages)
+        lengths = [len(source_ids) for source_ids in sources["input_ids"]]
         longest = max(lengths, default=0)
         if longest > MAX_SENTENCE_TOKENS:
             raise ValueError(
@@ -105,19 +105,23 @@ class Model(NamedTuple):
         Returns:
             Translations of each sentence, best first.
         """
-        found = self.pipeline(
+        outputs = self.pipeline(
             list(sentences),
             num_return_sequences=num_translations,
             stopping_criteria=stopping_criteria,
             **self._languages(source, target),
         )
-        results = found if num_translations > 1 else [[result] for result in found]
-        return [[one["translation_text"].strip() for one in result] for result in results]
+        # for one translation a sentence, the pipeline returns no list of translations
+        outputs_of_sentences = outputs if num_translations > 1 else [[output] for output in outputs]
+        return [
+            [output["translation_text"].strip() for output in sentence_outputs]
+            for sentence_outputs in outputs_of_sentences
+        ]
 
     def _languages(self, source: str, target: str) -> dict[str, Any]:
-        if not self.codes:
+        if not self.tokenizer_codes:
             return {}
-        return {"src_lang": self.codes[source], "tgt_lang": self.codes[target]}
+        return {"src_lang": self.tokenizer_codes[source], "tgt_lang": self.tokenizer_codes[target]}
 
 
 def load_models(names: Iterable[str], trust_remote_code: bool) -> dict[str, dict[str, Model]]:
@@ -135,68 +139,68 @@ def load_models(names: Iterable[str], trust_remote_code: bool) -> dict[str, dict
         ValueError: If a model cannot be loaded, its languages are not known, or two models
             translate between the same languages.
     """
-    loaded: dict[str, TranslationPipeline] = {}
-    offered: dict[str, dict[str, Model]] = {}
-    for given in names:
-        match = LANGUAGES.fullmatch(given)
-        name = match["name"] if match else given
-        if name not in loaded:
-            loaded[name] = load(name, trust_remote_code=trust_remote_code)
-        model, pairs = _with_languages(
-            name, loaded[name], (match["source"], match["target"]) if match else None
-        )
+    pipelines: dict[str, TranslationPipeline] = {}
+    models: dict[str, dict[str, Model]] = {}
+    for name_with_languages in names:
+        match = MODEL_WITH_LANGUAGES.fullmatch(name_with_languages)
+        name = match["name"] if match else name_with_languages
+        if name not in pipelines:
+            pipelines[name] = load(name, trust_remote_code=trust_remote_code)
+        stated_pair = (match["source"], match["target"]) if match else None
+        model, pairs = _model_and_pairs(name, pipelines[name], stated_pair)
         for source, target in pairs:
-            other = offered.setdefault(source, {}).setdefault(target, model)
-            if other is not model:
+            earlier_model = models.setdefault(source, {}).setdefault(target, model)
+            if earlier_model is not model:
                 raise ValueError(
-                    f"models must translate between different languages, got {other.name} and "
-                    f"{name}, both from {source} to {target}."
+                    f"models must translate between different languages, got {earlier_model.name} "
+                    f"and {name}, both from {source} to {target}."
                 )
         source, target = pairs[0]
         model.translate(model.split("a", source), source, target)
-    return offered
+    return models
 
 
-def _with_languages(
-    name: str, pipeline: TranslationPipeline, pair: tuple[str, str] | None
+def _model_and_pairs(
+    name: str, pipeline: TranslationPipeline, stated_pair: tuple[str, str] | None
 ) -> tuple[Model, list[tuple[str, str]]]:
     """Return a model, and its pairs of source and target language."""
-    codes = _codes_of_the_api(language_codes(pipeline.tokenizer))
-    if codes:
-        pairs = list(permutations(codes, 2))
-    elif pair is None:
-        pairs = [_own_languages(name, pipeline)]
+    tokenizer_codes = _tokenizer_codes(language_codes(pipeline.tokenizer))
+    if tokenizer_codes:
+        pairs = list(permutations(tokenizer_codes, 2))
+    elif stated_pair is None:
+        pairs = [_recorded_pair(name, pipeline)]
     else:
         # T5 gets its languages from the name of the pipeline's task
-        task = "translation_{}_to_{}".format(*pair)
+        task = "translation_{}_to_{}".format(*stated_pair)
         device = pipeline.device
         pipeline = TranslationPipeline(pipeline.model, pipeline.tokenizer, task, device=device)
-    if pair is not None:
-        source, target = map(api_code, pair)
-        for code in (source, target) if codes else ():
-            if code not in codes:
+    if stated_pair is not None:
+        source, target = map(api_code, stated_pair)
+        for code in (source, target) if tokenizer_codes else ():
+            if code not in tokenizer_codes:
                 raise ValueError(
-                    f"languages of {name} must be of {', '.join(codes)}, got {code!r}."
+                    f"languages of {name} must be of {', '.join(tokenizer_codes)}, got {code!r}."
                 )
         pairs = [(source, target)]
-    return Model(name, pipeline, codes), pairs
+    return Model(name, pipeline, tokenizer_codes), pairs
 
 
-def _own_languages(name: str, pipeline: TranslationPipeline) -> tuple[str, str]:
-    found = [
+def _recorded_pair(name: str, pipeline: TranslationPipeline) -> tuple[str, str]:
+    """Return the languages that the tokenizer or the recipe of a model names."""
+    recorded_pairs = [
         [getattr(pipeline.tokenizer, attribute, None) for attribute in attributes]
-        for attributes in OWN_LANGUAGES
+        for attributes in LANGUAGE_ATTRIBUTES
     ]
-    recipe = cached_file(
+    recipe_file = cached_file(
         name,
         RECIPE_FILE,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    if recipe is not None:
-        settings, _ = read_recipe_file(recipe)
-        found.append([settings.get("source_lang"), settings.get("target_lang")])
-    for source, target in found:
+    if recipe_file is not None:
+        settings, _ = read_recipe_file(recipe_file)
+        recorded_pairs.append([settings.get("source_lang"), settings.get("target_lang")])
+    for source, target in recorded_pairs:
         if source and target:
             return api_code(str(source)), api_code(str(target))
     raise ValueError(
@@ -205,14 +209,16 @@ def _own_languages(name: str, pipeline: TranslationPipeline) -> tuple[str, str]:
     )
 
 
-def _codes_of_the_api(codes: Iterable[str]) -> dict[str, str]:
+def _tokenizer_codes(codes: Iterable[str]) -> dict[str, str]:
     """Map each language code of the API to the code of a tokenizer."""
-    found: dict[str, str] = {}
+    tokenizer_codes: dict[str, str] = {}
     for code in codes:
-        short = api_code(code)
+        short_code = api_code(code)
         # two codes of NLLB can have the same short code; the second code is then not shortened
-        found[code.replace("_", "-") if short in found else short] = code
-    return found
+        if short_code in tokenizer_codes:
+            short_code = code.replace("_", "-")
+        tokenizer_codes[short_code] = code
+    return tokenizer_codes
 
 
 def api_code(code: str) -> str:
@@ -224,10 +230,14 @@ def api_code(code: str) -> str:
     Returns:
         Code of the API, such as "de" or "zh-Hant".
     """
-    language, *rest = re.split("[_-]", code)
+    language, *subtags = re.split("[_-]", code)
     language = get_global("language_aliases").get(language, language)
-    usual = get_global("likely_subtags").get(language, "").split("_")
-    scripts = [part for part in rest if len(part) == SCRIPT_LETTERS and part not in usual]
+    usual_subtags = get_global("likely_subtags").get(language, "").split("_")
+    scripts = [
+        subtag
+        for subtag in subtags
+        if len(subtag) == SCRIPT_LETTERS and subtag not in usual_subtags
+    ]
     return "-".join((language, *scripts))
 
 

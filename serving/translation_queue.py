@@ -26,8 +26,8 @@ class Job:
         num_translations: Number of translations of each sentence.
         sentences: Sentences, none of them empty.
         num_tokens: Number of source tokens of all sentences together.
-        found: Future of the translations of each sentence, best first.
-        is_gone: Whether nobody waits for the translations any more.
+        translations: Future of the translations of each sentence, best first.
+        is_abandoned: Whether nobody waits for the translations any more.
     """
 
     model: Model
@@ -36,8 +36,8 @@ class Job:
     num_translations: int
     sentences: Sequence[str]
     num_tokens: int
-    found: "Future[list[list[str]]]" = field(default_factory=Future)
-    is_gone: bool = False
+    translations: "Future[list[list[str]]]" = field(default_factory=Future)
+    is_abandoned: bool = False
 
     def can_join(self, other: "Job") -> bool:
         """Return whether one call of the pipeline can translate this job and another one.
@@ -72,8 +72,8 @@ class NobodyWaits(StoppingCriteria):
         Returns:
             Whether nobody waits, the same for each hypothesis, [B].
         """
-        is_over = all(job.is_gone for job in self.jobs)
-        return torch.full((len(input_ids),), is_over, device=input_ids.device)
+        nobody_waits = all(job.is_abandoned for job in self.jobs)
+        return torch.full((len(input_ids),), nobody_waits, device=input_ids.device)
 
 
 class TranslationQueue:
@@ -85,7 +85,7 @@ class TranslationQueue:
 
     def __init__(self):
         # an ordered set, not a queue, because a job can be removed before its turn
-        self._waiting: dict[Job, None] = {}
+        self._waiting_jobs: dict[Job, None] = {}
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="translation", daemon=True)
@@ -95,12 +95,12 @@ class TranslationQueue:
         """Add a job.
 
         Args:
-            job: New job; `found` gets its translations, or the error of the search.
+            job: New job; `translations` gets its translations, or the error of the search.
         """
         # mark the future as running: it then cannot be cancelled, so its result can always be set
-        job.found.set_running_or_notify_cancel()
+        job.translations.set_running_or_notify_cancel()
         with self._changed:
-            self._waiting[job] = None
+            self._waiting_jobs[job] = None
             self._changed.notify()
 
     def drop(self, job: Job):
@@ -110,8 +110,8 @@ class TranslationQueue:
             job: Job of this queue.
         """
         with self._changed:
-            job.is_gone = True
-            self._waiting.pop(job, None)
+            job.is_abandoned = True
+            self._waiting_jobs.pop(job, None)
 
     def close(self):
         """End the thread after it has translated the waiting jobs."""
@@ -121,35 +121,36 @@ class TranslationQueue:
         self._thread.join()
 
     def _work(self):
-        while jobs := self._take():
-            first = jobs[0]
+        while jobs := self._take_jobs():
+            oldest_job = jobs[0]
             try:
-                found = first.model.translate(
+                translations = oldest_job.model.translate(
                     [sentence for job in jobs for sentence in job.sentences],
-                    first.source,
-                    first.target,
-                    first.num_translations,
+                    oldest_job.source,
+                    oldest_job.target,
+                    oldest_job.num_translations,
                     StoppingCriteriaList([NobodyWaits(jobs)]),
                 )
             # `except Exception` would miss a panic of a Rust library, and the thread would end
             except BaseException as error:
                 for job in jobs:
-                    job.found.set_exception(error)
+                    job.translations.set_exception(error)
                 continue
-            translations = iter(found)
+            remaining_translations = iter(translations)
             for job in jobs:
-                job.found.set_result(list(islice(translations, len(job.sentences))))
+                job_translations = list(islice(remaining_translations, len(job.sentences)))
+                job.translations.set_result(job_translations)
 
-    def _take(self) -> list[Job]:
+    def _take_jobs(self) -> list[Job]:
         """Wait for jobs, and remove those of the next call; [] if the queue is closed and empty."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            taken: list[Job] = []
+            self._changed.wait_for(lambda: self._waiting_jobs or self._is_closed)
+            taken_jobs: list[Job] = []
             num_tokens = 0
-            for job in list(self._waiting):
-                fits = num_tokens + job.num_tokens <= TOKENS_PER_BATCH
-                if not taken or (fits and job.can_join(taken[0])):
-                    taken.append(job)
+            for job in list(self._waiting_jobs):
+                fits_into_batch = num_tokens + job.num_tokens <= TOKENS_PER_BATCH
+                if not taken_jobs or (fits_into_batch and job.can_join(taken_jobs[0])):
+                    taken_jobs.append(job)
                     num_tokens += job.num_tokens
-                    del self._waiting[job]
-            return taken
+                    del self._waiting_jobs[job]
+            return taken_jobs

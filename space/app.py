@@ -74,9 +74,9 @@ MAX_WAITING = 100
 MAX_SESSIONS = 100
 MAX_REQUEST_BYTES = 1 << 20
 # seconds between two deletions of picture files, and age in seconds from which a file is deleted
-PICTURES_KEPT = (600, 3600)
+PICTURE_DELETION_SECONDS = (600, 3600)
 # number of settings of the positions tab whose pictures are cached
-KEPT_POSITIONS = 64
+MAX_CACHED_POSITIONS = 64
 CROSS = "cross"
 ENCODING = "sinusoidal"
 PICTURES = {
@@ -94,8 +94,8 @@ SENTENCES = [
 FONT = ["system-ui", "sans-serif"]
 FONT_MONO = ["ui-monospace", "monospace"]
 NO_TRANSLATION = "attention needs a translation, got none yet."
-PAPER = "https://arxiv.org/abs/1706.03762"
-DEMO_KNOWS = (
+PAPER_URL = "https://arxiv.org/abs/1706.03762"
+DEMO_VOCABULARY_NOTE = (
     "The demo's model knows dates, times, numbers, money, countries, languages and a few first "
     "names, as in the examples. It has never seen other words."
 )
@@ -126,9 +126,13 @@ class Setting(NamedTuple):
         Args:
             name: Id of the element on the page.
         """
-        value, step = self.default, self.step
         return gr.Slider(
-            self.lowest, self.highest, value, step=step, label=self.label, elem_id=name
+            self.lowest,
+            self.highest,
+            self.default,
+            step=self.step,
+            label=self.label,
+            elem_id=name,
         )
 
     def check(self, value: Any) -> float:
@@ -174,7 +178,7 @@ SCHEDULE = {
 }
 
 
-def _choose(label: str, value: Any, choices: Sequence[Any]) -> Any:
+def _check_choice(label: str, value: Any, choices: Sequence[Any]) -> Any:
     if value not in choices:
         raise ValueError(
             f"{label} must be one of {', '.join(map(str, choices))}, got {shown(value)}."
@@ -259,19 +263,21 @@ def find_hypotheses(
             f"the sentence must have at most {MAX_CHARACTERS:,} characters, got {len(source):,}."
         )
     pipeline = TranslationPipeline(model, tokenizer, device=model.device)
-    ids = pipeline.preprocess([source])["input_ids"][0]
-    if len(ids) > MAX_TOKENS:
-        raise ValueError(f"the sentence must have at most {MAX_TOKENS} tokens, got {len(ids)}.")
-    inputs = {"input_ids": torch.tensor([ids], device=model.device)}
+    source_ids = pipeline.preprocess([source])["input_ids"][0]
+    if len(source_ids) > MAX_TOKENS:
+        raise ValueError(
+            f"the sentence must have at most {MAX_TOKENS} tokens, got {len(source_ids)}."
+        )
+    inputs = {"input_ids": torch.tensor([source_ids], device=model.device)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    own_extra_tokens = getattr(model.generation_config, "max_extra_tokens", None)
+    model_extra_tokens = getattr(model.generation_config, "max_extra_tokens", None)
     deadline = Deadline()
-    found = model.generate(
+    sequences = model.generate(
         **inputs,
         num_beams=num_beams,
         num_return_sequences=num_beams,
         length_penalty_alpha=length_penalty_alpha,
-        max_extra_tokens=min(MAX_EXTRA_TOKENS, own_extra_tokens or MAX_EXTRA_TOKENS),
+        max_extra_tokens=min(MAX_EXTRA_TOKENS, model_extra_tokens or MAX_EXTRA_TOKENS),
         stopping_criteria=StoppingCriteriaList([deadline]),
     )  # [num_beams, T + 1]
     if deadline.is_over:
@@ -279,20 +285,22 @@ def find_hypotheses(
             f"the search must end within {MAX_SECONDS} seconds, and did not: use a shorter "
             "sentence or a smaller beam size."
         )
+    sequences_at_once = max(1, MAX_LOGITS // (sequences.shape[1] * model.config.vocab_size))
     hypotheses = []
-    for rows in found.split(max(1, MAX_LOGITS // (found.shape[1] * model.config.vocab_size))):
-        repeated = {name: value.expand(len(rows), -1) for name, value in inputs.items()}
-        logits = model(**repeated, decoder_input_ids=rows[:, :-1]).logits.float()
-        tokens = rows[:, 1:]  # [R, T]
+    for chunk in sequences.split(sequences_at_once):  # [R, T + 1]
+        repeated_inputs = {name: tensor.expand(len(chunk), -1) for name, tensor in inputs.items()}
+        logits = model(**repeated_inputs, decoder_input_ids=chunk[:, :-1]).logits.float()
+        target_ids = chunk[:, 1:]  # [R, T]
         # a token counts if no end token comes before it: padding follows the end token
-        goes_on = tokens.ne(model.config.eos_token_id).cumprod(dim=1)
-        counts = torch.cat((torch.ones_like(goes_on[:, :1]), goes_on[:, :-1]), dim=1)
-        of_tokens = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-        lengths, values = counts.sum(1).tolist(), (of_tokens * counts).sum(1).tolist()
-        for row, length, value in zip(rows, lengths, values, strict=True):
-            text = tokenizer.decode(row, skip_special_tokens=True)
-            score = value / gnmt_length_penalty(length, length_penalty_alpha)
-            hypotheses.append(Hypothesis(text, row[: length + 1], value, score))
+        no_end_so_far = target_ids.ne(model.config.eos_token_id).cumprod(dim=1)
+        counts = torch.cat((torch.ones_like(no_end_so_far[:, :1]), no_end_so_far[:, :-1]), dim=1)
+        token_log_probabilities = logits.log_softmax(-1).gather(-1, target_ids[..., None])[..., 0]
+        lengths = counts.sum(1).tolist()
+        log_probabilities = (token_log_probabilities * counts).sum(1).tolist()
+        for ids, length, log_probability in zip(chunk, lengths, log_probabilities, strict=True):
+            text = tokenizer.decode(ids, skip_special_tokens=True)
+            score = log_probability / gnmt_length_penalty(length, length_penalty_alpha)
+            hypotheses.append(Hypothesis(text, ids[: length + 1], log_probability, score))
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
@@ -305,7 +313,7 @@ class Models:
 
     def __init__(self, names: Sequence[str]):
         self.names = list(names)
-        self.loaded: dict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]] = {}
+        self.loaded_models: dict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]] = {}
         self.lock = threading.Lock()
 
     def get(self, name: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -321,9 +329,9 @@ class Models:
             ValueError: If the page does not offer the model, or the model cannot be loaded. The
                 reason is only logged, because it may reveal details of the machine.
         """
-        _choose("model", name, self.names)
+        _check_choice("model", name, self.names)
         with self.lock:
-            if name not in self.loaded:
+            if name not in self.loaded_models:
                 try:
                     model, tokenizer = load_trained(name)
                 except Exception as error:
@@ -337,8 +345,8 @@ class Models:
                 # only the "eager" attention returns weights. It is set once, because a switch after
                 # loading would affect translations of other visitors that are in progress
                 model.set_attn_implementation("eager")
-                self.loaded[name] = model, tokenizer
-        return self.loaded[name]
+                self.loaded_models[name] = model, tokenizer
+        return self.loaded_models[name]
 
 
 def build_page(model_names: str | Sequence[str] = DEMO) -> gr.Blocks:
@@ -352,7 +360,9 @@ def build_page(model_names: str | Sequence[str] = DEMO) -> gr.Blocks:
         The page, which is not launched yet.
     """
     models = Models([model_names] if isinstance(model_names, str) else model_names)
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=PICTURES_KEPT) as page:
+    with gr.Blocks(
+        title=TITLE, analytics_enabled=False, delete_cache=PICTURE_DELETION_SECONDS
+    ) as page:
         gr.Markdown(f"# {TITLE}")
         with gr.Tab("Translate"):
             _translation_tab(models)
@@ -367,17 +377,17 @@ def build_page(model_names: str | Sequence[str] = DEMO) -> gr.Blocks:
 def _translation_tab(models: Models):
     gr.Markdown(
         "Type an English sentence, or choose an example, and press Enter. Beam search keeps the "
-        f"best hypotheses of each step ([section 6.1]({PAPER})); a larger alpha favours longer "
-        f"ones. The picture below shows what each word attends to ([section 3.2]({PAPER})). Look "
-        "for rows whose brightest cell is not on the diagonal: there the word order changes."
+        f"best hypotheses of each step ([section 6.1]({PAPER_URL})); a larger alpha favours longer "
+        f"ones. The picture below shows what each word attends to ([section 3.2]({PAPER_URL})). "
+        "Look for rows whose brightest cell is not on the diagonal: there the word order changes."
     )
     if any(Path(name).name == Path(DEMO).name for name in models.names):
-        gr.Markdown(DEMO_KNOWS)
+        gr.Markdown(DEMO_VOCABULARY_NOTE)
     # the first example is part of the page, so it is computed once and not for each visitor
-    rows, weights, picture, text = _example(models)
+    rows, weights, picture, note_text = _example(models)
     # attention weights between words, or the reason why there are none
     attention = gr.State(weights)
-    layers, heads = _choices_of(weights, CROSS)
+    layers, heads = _layers_and_heads(weights, CROSS)
     with gr.Row():
         with gr.Column():
             source = gr.Textbox(
@@ -404,26 +414,26 @@ def _translation_tab(models: Models):
                 column_widths=["56%", "22%", "22%"],
                 elem_id="hypotheses",
             )
-    kinds = [(kind.title, name) for name, kind in KINDS.items()]
-    kind = gr.Radio(kinds, value=CROSS, label="Attention", elem_id="kind")
+    titles_and_names = [(kind.title, name) for name, kind in KINDS.items()]
+    kind = gr.Radio(titles_and_names, value=CROSS, label="Attention", elem_id="kind")
     with gr.Row():
         layer = gr.Dropdown(layers, value=layers[-1], label="Layer", elem_id="layer")
         head = gr.Dropdown(heads, value=MEAN, label="Head", elem_id="head")
     plot = _picture("attention", "Attention of each word", picture)
-    note = gr.Markdown(text, elem_id="note")
+    note = gr.Markdown(note_text, elem_id="note")
 
     def _translate(model_name: Any, source: Any, num_beams: Any, alpha: Any, kind: Any):
         num_beams, alpha = int(BEAMS.check(num_beams)), ALPHA.check(alpha)
-        _choose("attention", kind, list(KINDS))
+        _check_choice("attention", kind, list(KINDS))
         hypotheses, weights = translate(*models.get(model_name), source, num_beams, alpha)
         return _rows(hypotheses), weights, *_choices(weights, kind)
 
-    looked_at, drawn = [attention, kind, layer, head], [plot, note]
-    draw, translate_in_sentences = _in_sentences(_draw), _in_sentences(_translate)
-    asked = [model, source, beams, alpha, kind]
-    for begin in (button.click, source.submit, examples.load_input_event.then):
+    draw_inputs, draw_outputs = [attention, kind, layer, head], [plot, note]
+    draw, translate_sentence = _with_error_sentences(_draw), _with_error_sentences(_translate)
+    translate_inputs = [model, source, beams, alpha, kind]
+    for on_event in (button.click, source.submit, examples.load_input_event.then):
         # first clear the results of the previous sentence, without waiting in the queue
-        begin(
+        on_event(
             lambda: (None, NO_TRANSLATION, None, ""),
             None,
             [table, attention, plot, note],
@@ -431,32 +441,31 @@ def _translation_tab(models: Models):
             show_progress="hidden",
             api_visibility="private",
         ).then(
-            translate_in_sentences,
-            asked,
+            translate_sentence,
+            translate_inputs,
             [table, attention, layer, head],
             api_name="_translate",
             # gradio does not check the values, because `_translate` has better error messages
             preprocess=False,
             concurrency_id="translate",
             concurrency_limit=TRANSLATIONS_AT_ONCE,
-        ).success(draw, looked_at, drawn, api_name="draw_attention")
-    kind.input(_in_sentences(_choices), [attention, kind], [layer, head]).success(
-        draw, looked_at, drawn
+        ).success(draw, draw_inputs, draw_outputs, api_name="draw_attention")
+    kind.input(_with_error_sentences(_choices), [attention, kind], [layer, head]).success(
+        draw, draw_inputs, draw_outputs
     )
     for choice in (layer, head):
-        choice.input(draw, looked_at, drawn)
+        choice.input(draw, draw_inputs, draw_outputs)
 
 
 def _example(models: Models) -> tuple[list, AttentionWeights | str, Image.Image | None, str]:
     """Return the rows, weights, picture and note of the first example, by the first model."""
     try:
-        found = translate(
+        hypotheses, weights = translate(
             *models.get(models.names[0]), SENTENCES[0], int(BEAMS.default), ALPHA.default
         )
     except (ValueError, TimeoutError) as error:
         return [], NO_TRANSLATION, None, str(error)
-    hypotheses, weights = found
-    layers, _ = _choices_of(weights, CROSS)
+    layers, _ = _layers_and_heads(weights, CROSS)
     return _rows(hypotheses), weights, *_draw(weights, CROSS, layers[-1], MEAN)
 
 
@@ -478,14 +487,15 @@ def _draw(
 
 def _positions_tab():
     gr.Markdown(
-        f"The sinusoidal positional encoding ([section 3.5]({PAPER})), and alternatives. Each row "
-        "of the first picture is a position. Look for positions with the same row: the model could "
-        "not tell them apart. A smaller base, or another encoding, has such positions. The second "
-        "and the third picture show that the similarity of two positions depends only on their "
-        "distance."
+        f"The sinusoidal positional encoding ([section 3.5]({PAPER_URL})), and alternatives. Each "
+        "row of the first picture is a position. Look for positions with the same row: the model "
+        "could not tell them apart. A smaller base, or another encoding, has such positions. The "
+        "second and the third picture show that the similarity of two positions depends only on "
+        "their distance."
     )
     # the first pictures are part of the page, so they are drawn once and not for each visitor
-    text, *pictures = _explore_positions(ENCODING, *(it.default for it in POSITIONS.values()))
+    defaults = [setting.default for setting in POSITIONS.values()]
+    facts_text, *pictures = _explore_positions(ENCODING, *defaults)
     with gr.Row():
         with gr.Column():
             encodings = list(CANDIDATES)
@@ -493,34 +503,34 @@ def _positions_tab():
                 gr.Dropdown(encodings, value=ENCODING, label="Encoding", elem_id="encoding"),
                 *(setting.slider(name) for name, setting in POSITIONS.items()),
             ]
-            found = gr.Markdown(text, elem_id="found")
+            facts = gr.Markdown(facts_text, elem_id="found")
         with gr.Column(scale=2):
             plots = [
                 _picture(name, label, picture)
                 for (name, label), picture in zip(PICTURES.items(), pictures, strict=True)
             ]
-    _draw_at_once(_explore_positions, inputs, [found, *plots])
+    _draw_on_change(_explore_positions, inputs, [facts, *plots])
 
 
 def _schedule_tab():
     gr.Markdown(
-        f"The learning rate ([section 5.3]({PAPER})) rises linearly during warm-up, then decays "
-        "with the inverse square root of the step. A longer warm-up lowers the peak, and so does a "
-        "wider model."
+        f"The learning rate ([section 5.3]({PAPER_URL})) rises linearly during warm-up, then "
+        "decays with the inverse square root of the step. A longer warm-up lowers the peak, and so "
+        "does a wider model."
     )
-    first = _draw_schedule(*(setting.default for setting in SCHEDULE.values()))
+    first_picture = _draw_schedule(*(setting.default for setting in SCHEDULE.values()))
     with gr.Row():
         with gr.Column():
             inputs = [setting.slider(name) for name, setting in SCHEDULE.items()]
         with gr.Column(scale=2):
-            plot = _picture("schedule", "Learning rate against step", first)
-    _draw_at_once(_draw_schedule, inputs, plot)
+            plot = _picture("schedule", "Learning rate against step", first_picture)
+    _draw_on_change(_draw_schedule, inputs, plot)
 
 
-def _picture(name: str, title: str, first: Image.Image | None = None) -> gr.Image:
+def _picture(name: str, title: str, first_picture: Image.Image | None = None) -> gr.Image:
     gr.Markdown(f"**{title}**")
     return gr.Image(
-        first,
+        first_picture,
         format="png",
         type="pil",
         show_label=False,
@@ -532,11 +542,11 @@ def _picture(name: str, title: str, first: Image.Image | None = None) -> gr.Imag
     )
 
 
-def _draw_at_once(draw: Callable, inputs: list, outputs: Any):
+def _draw_on_change(draw: Callable, inputs: list, outputs: Any):
     # "always_last": while a drawing is in progress, gradio keeps only the last value of a slider
     gr.on(
-        [choice.change for choice in inputs],
-        _in_sentences(draw),
+        [component.change for component in inputs],
+        _with_error_sentences(draw),
         inputs,
         outputs,
         show_progress="hidden",
@@ -579,32 +589,36 @@ def translate(
         TimeoutError: If the search takes more than `MAX_SECONDS`.
     """
     hypotheses = find_hypotheses(model, tokenizer, source, num_beams, length_penalty_alpha)
-    target = hypotheses[0].ids[1:]
-    texts = (tokenizer(source)["input_ids"], target.tolist())
+    target_ids = hypotheses[0].ids[1:]
+    both_texts = (tokenizer(source)["input_ids"], target_ids.tolist())
     # check the number of words now, before the attention weights take memory
-    most = max(len(words_of(tokenizer, ids)) for ids in texts)
-    if most > MAX_WORDS:
-        return hypotheses, _too_many(most)
-    return hypotheses, attention_weights(model, tokenizer, source, target).by_word()
+    num_words = max(len(words_of(tokenizer, ids)) for ids in both_texts)
+    if num_words > MAX_WORDS:
+        return hypotheses, _too_many_words(num_words)
+    return hypotheses, attention_weights(model, tokenizer, source, target_ids).by_word()
 
 
-def _too_many(num_words: int) -> str:
+def _too_many_words(num_words: int) -> str:
     return f"attention is drawn for at most {MAX_WORDS} words, got {num_words}."
 
 
 def _choices(weights: AttentionWeights | str, kind: str):
     """Return new choices of layers and heads, whose numbers may differ in encoder and decoder."""
-    _choose("attention", kind, list(KINDS))
-    layers, heads = _choices_of(weights, kind)
+    _check_choice("attention", kind, list(KINDS))
+    layers, heads = _layers_and_heads(weights, kind)
     return gr.Dropdown(layers, value=layers[-1]), gr.Dropdown(heads, value=MEAN)
 
 
-def _choices_of(weights: AttentionWeights | str, kind: str) -> tuple[list[int], list[int | str]]:
-    num_layers, num_heads = (1, 0) if isinstance(weights, str) else _shape(weights, kind)
+def _layers_and_heads(
+    weights: AttentionWeights | str, kind: str
+) -> tuple[list[int], list[int | str]]:
+    num_layers, num_heads = (
+        (1, 0) if isinstance(weights, str) else _num_layers_and_heads(weights, kind)
+    )
     return list(range(1, num_layers + 1)), [MEAN, *range(1, num_heads + 1)]
 
 
-def _shape(weights: AttentionWeights, kind: str) -> tuple[int, int]:
+def _num_layers_and_heads(weights: AttentionWeights, kind: str) -> tuple[int, int]:
     return getattr(weights, kind).shape[:2]
 
 
@@ -629,14 +643,14 @@ def draw_attention(
     """
     if weights is None or isinstance(weights, str):
         raise ValueError(weights or NO_TRANSLATION)
-    _choose("attention", kind, list(KINDS))
+    _check_choice("attention", kind, list(KINDS))
     queries, keys = getattr(weights, KINDS[kind].queries), getattr(weights, KINDS[kind].keys)
-    most = max(len(queries), len(keys))
-    if most > MAX_WORDS:
-        raise ValueError(_too_many(most))
-    num_layers, num_heads = _shape(weights, kind)
-    layer = int(_choose("layer", layer, range(1, num_layers + 1)))
-    _choose("head", head, [MEAN, *range(1, num_heads + 1)])
+    num_words = max(len(queries), len(keys))
+    if num_words > MAX_WORDS:
+        raise ValueError(_too_many_words(num_words))
+    num_layers, num_heads = _num_layers_and_heads(weights, kind)
+    layer = int(_check_choice("layer", layer, range(1, num_layers + 1)))
+    _check_choice("head", head, [MEAN, *range(1, num_heads + 1)])
     figure, axes = new_figure(2.0 + 0.32 * len(keys), 1.5 + 0.27 * len(queries))
     image = draw_matrix(axes, weights, kind, layer - 1, None if head == MEAN else int(head) - 1)
     label_rows_and_columns(axes, queries, keys)
@@ -647,35 +661,38 @@ def draw_attention(
 
 
 def _explore_positions(name: Any, *values: Any) -> tuple[Any, ...]:
-    _choose("encoding", name, list(CANDIDATES))
-    checked = [setting.check(it) for setting, it in zip(POSITIONS.values(), values, strict=True)]
-    found, *pictures = _drawn_positions(name, *checked)
-    return found, *map(_as_image, pictures)
+    _check_choice("encoding", name, list(CANDIDATES))
+    checked_values = [
+        setting.check(value) for setting, value in zip(POSITIONS.values(), values, strict=True)
+    ]
+    facts_text, *pictures = _draw_positions(name, *checked_values)
+    return facts_text, *map(_as_image, pictures)
 
 
-@functools.lru_cache(maxsize=KEPT_POSITIONS)
-def _drawn_positions(
+@functools.lru_cache(maxsize=MAX_CACHED_POSITIONS)
+def _draw_positions(
     name: str, power: float, d_model: float, num_positions: float, tolerance: float
 ) -> tuple[Any, ...]:
-    encoding = candidate_encoding(name, int(num_positions), int(d_model), 10.0**power)
+    base = 10.0**power
+    encoding = candidate_encoding(name, int(num_positions), int(d_model), base)
     distance = tolerance * median_step(encoding)
     repeat = first_repeat(encoding, distance)
-    repeated = f"{repeat.position}, like {repeat.earlier}" if repeat else "none"
-    base = 10.0**power
+    repeat_text = f"{repeat.position}, like {repeat.earlier}" if repeat else "none"
     formula = CANDIDATES[name].replace("base", f"{base:,.0f}" if base >= 1000 else f"{base:.4g}")
-    found = (
+    facts_text = (
         f"`{formula}`\n\nSmallest distance between two of {len(encoding)} positions: "
         f"{smallest_distance(encoding):.3g}. Median step: {median_step(encoding):.3g}. Pairs that "
         f"look the same: {collisions(encoding, distance):,}. First position that looks like an "
-        f"earlier one: {repeated}."
+        f"earlier one: {repeat_text}."
     )
     pictures = (draw_heatmap(encoding), draw_similarity(encoding), draw_dot_product(encoding))
-    return found, *map(_as_png, pictures)
+    return facts_text, *map(_as_png, pictures)
 
 
 def _draw_schedule(*values: Any) -> Image.Image:
-    checked = [setting.check(it) for setting, it in zip(SCHEDULE.values(), values, strict=True)]
-    d_model, warmup_steps, factor, max_steps = checked
+    d_model, warmup_steps, factor, max_steps = (
+        setting.check(value) for setting, value in zip(SCHEDULE.values(), values, strict=True)
+    )
     schedule = Schedule(int(d_model), int(warmup_steps), factor, int(max_steps))
     name = f"d_model {schedule.d_model}, warm-up {schedule.warmup_steps}"
     return _as_image(_as_png(draw_schedules({name: schedule})))
@@ -691,14 +708,16 @@ def _as_file(value: Any) -> Any:
         return save_file_to_cache(path, get_upload_folder())
 
 
-def _in_sentences(function: Callable) -> Callable:
+def _with_error_sentences(function: Callable) -> Callable:
     """Wrap a function so that the page shows an error as one sentence until a visitor closes it."""
 
     @functools.wraps(function)
     def wrapped(*inputs):
         try:
-            found = function(*inputs)
-            return tuple(map(_as_file, found)) if isinstance(found, tuple) else _as_file(found)
+            outputs = function(*inputs)
+            if isinstance(outputs, tuple):
+                return tuple(map(_as_file, outputs))
+            return _as_file(outputs)
         except Exception as error:
             sentence = sentence_of(error)
             if sentence is None:
@@ -712,7 +731,7 @@ def serve(
     model_names: str | Sequence[str] = DEMO,
     host: str | None = None,
     port: int | None = None,
-    **more: Any,
+    **launch_arguments: Any,
 ) -> Any:
     """Serve the page until the command is interrupted.
 
@@ -720,17 +739,17 @@ def serve(
         model_names: Models that visitors choose from, as in `build_page`.
         host: Address to listen on; only this machine if not given.
         port: Port to listen on; the first free one from 7860 if not given.
-        more: Further arguments of gradio's `launch`.
+        launch_arguments: Further arguments of gradio's `launch`.
 
     Returns:
-        Result of gradio's `launch`, if `prevent_thread_lock` is given in `more`.
+        Result of gradio's `launch`, if `launch_arguments` has `prevent_thread_lock`.
 
     Raises:
         OSError: If the port is in use.
     """
     theme = gr.themes.Default(font=FONT, font_mono=FONT_MONO)
     # the page accepts no files, and does not record the text of visitors
-    bounds = {
+    safe_arguments = {
         "max_file_size": 1,
         "state_session_capacity": MAX_SESSIONS,
         "run_history": False,
@@ -738,7 +757,11 @@ def serve(
         "app_kwargs": {"middleware": [Middleware(BoundedRequests, max_bytes=MAX_REQUEST_BYTES)]},
     }
     return build_page(model_names).launch(
-        server_name=host, server_port=port, theme=theme, footer_links=[], **{**bounds, **more}
+        server_name=host,
+        server_port=port,
+        theme=theme,
+        footer_links=[],
+        **{**safe_arguments, **launch_arguments},
     )
 
 

@@ -186,7 +186,7 @@ def test_a_conversion_has_one_type(pair):
     conversion.for_engine()
     model.double()
     assert conversion.for_engine() == (None, "weights on cpu must be float32, got float64")
-    tensors = conversion._ours.state_dict().values()
+    tensors = conversion._converted.state_dict().values()
     assert {tensor.dtype for tensor in tensors} == {torch.float64}
 
 

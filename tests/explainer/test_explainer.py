@@ -26,7 +26,7 @@ pytest.importorskip("onnxruntime")
 
 from vanilla_transformer.explainer.files import MOST_TOKENS, corpus_of, save_for_page
 from vanilla_transformer.explainer.graphs import DECODER_FILE, ENCODER_FILE, run_graph
-from vanilla_transformer.explainer.weights import SMALLEST, WEIGHTS_FILE
+from vanilla_transformer.explainer.weights import FEWEST_MOVED_ELEMENTS, WEIGHTS_FILE
 
 WEB = Path(command.__file__).parent / "web"
 SENTENCE = TEXTS[2]
@@ -203,7 +203,7 @@ def test_each_weight_is_stored_once_and_in_the_precision_of_the_checkpoint(
     large = {
         (one.shape, tuple(one.flatten().tolist()))
         for one in model.parameters()
-        if one.numel() >= SMALLEST
+        if one.numel() >= FEWEST_MOVED_ELEMENTS
     }
     table = MOST_TOKENS + model.generation_config.max_extra_tokens
     numbers = sum(len(values) for _, values in large) - 32 * 64  # of the same bytes
@@ -311,7 +311,7 @@ def address(built):
 @contextlib.contextmanager
 def serving(folder):
     """Serve a folder in a thread, and yield its address."""
-    with command.server(folder, 0) as server:
+    with command.open_server(folder, 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -335,11 +335,11 @@ def test_the_server_listens_on_this_machine_and_serves_only_its_folder(address, 
         assert answer.headers["Content-Type"] == kind
         is_built = path.startswith("/assets/")
         assert ("immutable" in answer.headers["Cache-Control"]) == is_built
-    with command.server(built, 0) as server:
+    with command.open_server(built, 0) as server:
         assert server.server_address[0] == "127.0.0.1"
         with (
             pytest.raises(OSError, match="port must be free, got"),
-            command.server(built, server.server_port),
+            command.open_server(built, server.server_port),
         ):
             pass
 

@@ -304,10 +304,10 @@ def test_a_client_that_leaves_is_not_translated(server):
 def test_a_search_ends_if_nobody_waits_for_it(pipeline):
     job = Job(None, "fr", "en", 1, TEXTS, 0)
     whole = pipeline(TEXTS)
-    for is_gone in (False, True):
-        job.is_gone = is_gone
+    for is_abandoned in (False, True):
+        job.is_abandoned = is_abandoned
         found = pipeline(TEXTS, stopping_criteria=StoppingCriteriaList([NobodyWaits([job])]))
-        assert (found == whole) != is_gone
+        assert (found == whole) != is_abandoned
     # one of two jobs is enough to go on
     criteria = StoppingCriteriaList([NobodyWaits([job, Job(None, "fr", "en", 1, TEXTS, 0)])])
     assert pipeline(TEXTS, stopping_criteria=criteria) == whole
@@ -594,10 +594,10 @@ def test_a_multilingual_model_offers_its_languages_by_their_short_codes(library_
     models = load_models([f"en-de={folder}", f"de-en={folder}"], False)
     assert list(models) == ["en", "de"]
     model = models["en"]["de"]
-    assert model.codes["en"] == "eng_Latn"
+    assert model.tokenizer_codes["en"] == "eng_Latn"
     # each language that the tokenizer has can be asked for, under one code
-    assert len(model.codes) == len(set(model.codes.values())) > 200
-    assert {"zh", "zh-Hant", "ar", "sr", "pt"} <= set(model.codes)
+    assert len(model.tokenizer_codes) == len(set(model.tokenizer_codes.values())) > 200
+    assert {"zh", "zh-Hant", "ar", "sr", "pt"} <= set(model.tokenizer_codes)
     pipeline = load(folder, "cpu")
     languages = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}
     text = "the small cat"
@@ -605,8 +605,8 @@ def test_a_multilingual_model_offers_its_languages_by_their_short_codes(library_
     with pytest.raises(ValueError, match="got 'xx'"):
         load_models([f"en-xx={folder}"], False)
     every = load_models([folder], False)
-    assert len(every) == len(model.codes)
-    assert set(every["en"]) == set(model.codes) - {"en"}
+    assert len(every) == len(model.tokenizer_codes)
+    assert set(every["en"]) == set(model.tokenizer_codes) - {"en"}
 
 
 @pytest.mark.parametrize(
@@ -657,7 +657,8 @@ def test_the_blocks_of_the_guide_run(server, capsys):
             *variables, program = re.match(r"((?:[A-Z_]+=\S+ )?)(\S+)", command).groups()
             if program == "vanilla-transformer":
                 words = shlex.split(command.removeprefix(variables[0]))[2:]
-                assert serving_command.parser("serve").parse_args(words).models == ["runs/demo"]
+                flags = serving_command.build_parser("serve").parse_args(words)
+                assert flags.models == ["runs/demo"]
                 name = variables[0].partition("=")[0]
                 assert name in ("", serving_command.KEY_VARIABLE)
                 continue

@@ -400,7 +400,7 @@ def test_what_the_model_of_the_demo_knows_is_said_beside_it_only(run_folder, tmp
     shutil.copytree(run_folder, tmp_path / "demo")
     for folder, is_said in ((run_folder, False), (tmp_path / "demo", True)):
         texts = [getattr(block, "value", None) for block in build_page(str(folder)).blocks.values()]
-        assert (app.DEMO_KNOWS in texts) == is_said
+        assert (app.DEMO_VOCABULARY_NOTE in texts) == is_said
 
 
 @pytest.mark.parametrize(
