@@ -128,7 +128,7 @@ def statistics_section(measured_weights: Sequence[AttentionWeights], measured_on
     """
     heads: list[MeasuredHead] = []
     uniform_heads: dict[str, MeasuredHead] = {}
-    rows = []
+    rows: list[list[Any]] = []
     for kind in KINDS:
         heads_of_kind = [
             MeasuredHead(kind, layer, head, statistics)

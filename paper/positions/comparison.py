@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -182,6 +183,8 @@ def more_pairs(base: float) -> Section:
     ]
     rows = list(zip(NUM_PAIRS, harmonic_repeats, geometric_repeats, strict=True))
 
+    one_pair_repeat: Any = harmonic_repeats[0]
+
     def describe_enough_pairs(repeats: Sequence[int | None]) -> str:
         repeating = [
             num_pairs
@@ -198,7 +201,7 @@ def more_pairs(base: float) -> Section:
         name="pairs",
         title="From one wave to several",
         finding="A pair of sine and cosine with wavelength 2 pi repeats after "
-        f"{harmonic_repeats[0]} positions, which are {harmonic_repeats[0] / (2 * math.pi):.3f} "
+        f"{one_pair_repeat} positions, which are {one_pair_repeat / (2 * math.pi):.3f} "
         f"waves. With more waves the first repeat comes later. For {REPEAT_POSITIONS:,} positions "
         "without a repeat, wavelengths 2 pi, 4 pi, 6 pi, ... (pos / 1, pos / 2, pos / 3) need "
         f"{describe_enough_pairs(harmonic_repeats)}, and the geometric wavelengths {base_note} "

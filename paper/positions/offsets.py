@@ -21,7 +21,8 @@ def offset_maps(num_positions: int, d_model: int, base: float) -> Section:
     Returns:
         The section.
     """
-    rows, errors = [], []
+    rows: list[list[float]] = []
+    errors: list[float] = []
     for offset in TABLE_OFFSETS:
         encoding = sinusoidal_encoding(num_positions + offset, d_model, base).double()
         start, shifted = encoding[:num_positions], encoding[offset:]
