@@ -321,8 +321,8 @@ def _draw_sizes(sizes: Mapping[str, EmbeddingSize]) -> "Figure":
         )
         axes.bar_label(drawn_bars, fmt="%.3f", padding=3, fontsize=8)
     for bar, size in enumerate(sizes.values()):
-        label = None if bar else "positions of the model"
-        axes.plot([size.positions] * 2, [bar - 0.4, bar + 0.4], "k--", label=label)
+        line_label = None if bar else "positions of the model"
+        axes.plot([size.positions] * 2, [bar - 0.4, bar + 0.4], "k--", label=line_label)
     axes.set_yticks(
         bar_positions,
         [f"{name}\nd_model {size.d_model}" for name, size in sizes.items()],
