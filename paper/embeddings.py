@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VOCAB_SIZE = TrainConfig.vocab_size
-NUM_TOKENS = 64
+NUM_EMBEDDED_TOKENS = 64
 NUM_POSITIONS = 64
-ROWS = ("C4", "base", "big")
-ROWS_OF_TABLE_3 = "C4, base, big: rows of Table 3"
+TABLE_3_ROWS = ("C4", "base", "big")
+TABLE_3_NOTE = "C4, base, big: rows of Table 3"
 # vocabulary for measuring random embeddings: their root mean square does not depend on its size
-FEW_TOKENS = 2_000
-MATRICES = ("shared matrix, or source embedding", "target embedding", "output projection")
+SMALL_VOCAB_SIZE = 2_000
+MATRIX_NAMES = ("shared matrix, or source embedding", "target embedding", "output projection")
 MATRIX_COLORS = ("#35b779", "#90d743", "#fde725")
 LAYERS_COLOR = "#31688e"
 # use of the matrix: its place in figure 1, and its parameter in an untied model
-USES = {
+MATRIX_USES = {
     "source": ("encoder's input", "model.encoder.embed_tokens.weight"),
     "target": ("decoder's input", "model.decoder.embed_tokens.weight"),
     "output": ("projection before the softmax", "lm_head.weight"),
@@ -51,13 +51,13 @@ class EmbeddingSize:
 
     Attributes:
         d_model: Width.
-        plain: Root mean square of the embedding matrix.
+        unscaled: Root mean square of the embedding matrix.
         scaled: Root mean square of the embeddings after the factor sqrt(d_model).
         positions: Root mean square of the positional encoding.
     """
 
     d_model: int
-    plain: float
+    unscaled: float
     scaled: float
     positions: float
 
@@ -66,21 +66,21 @@ class ParameterCount(NamedTuple):
     """Number of embedding matrices of a model, parameters of its layers and of one such matrix."""
 
     num_matrices: int
-    layers: int
-    matrix: int
+    layer_parameters: int
+    matrix_parameters: int
 
 
-def one_hot_product(ids: Tensor, table: Tensor) -> Tensor:
+def one_hot_product(ids: Tensor, embedding_matrix: Tensor) -> Tensor:
     """Embed tokens by a product of one-hot rows and the embedding matrix.
 
     Args:
         ids: Token ids, [T].
-        table: Embedding matrix, [V, d_model].
+        embedding_matrix: Embedding matrix, [V, d_model].
 
     Returns:
         The embeddings, [T, d_model].
     """
-    return F.one_hot(ids, len(table)).to(table.dtype) @ table
+    return F.one_hot(ids, len(embedding_matrix)).to(embedding_matrix.dtype) @ embedding_matrix
 
 
 def embedding_size(model: PreTrainedModel, num_positions: int = NUM_POSITIONS) -> EmbeddingSize:
@@ -97,13 +97,13 @@ def embedding_size(model: PreTrainedModel, num_positions: int = NUM_POSITIONS) -
     Raises:
         ValueError: If the model has no positional encoding.
     """
-    table = model.get_input_embeddings().weight.detach().float()  # [V, d_model]
+    embedding_matrix = model.get_input_embeddings().weight.detach().float()  # [V, d_model]
     d_model = model.config.d_model
-    plain = _root_mean_square(table)
+    unscaled = _root_mean_square(embedding_matrix)
     return EmbeddingSize(
         d_model=d_model,
-        plain=plain,
-        scaled=plain * math.sqrt(d_model),
+        unscaled=unscaled,
+        scaled=unscaled * math.sqrt(d_model),
         positions=_root_mean_square(model_encoding(model, num_positions)),
     )
 
@@ -113,31 +113,31 @@ def _root_mean_square(values: Tensor) -> float:
 
 
 def gradients_by_use(
-    model: PreTrainedModel, source: Tensor, inputs: Tensor, labels: Tensor
+    model: PreTrainedModel, source: Tensor, decoder_inputs: Tensor, labels: Tensor
 ) -> dict[str, Tensor]:
     """Return the gradient of the tied matrix, and of each matrix of an untied copy of the model.
 
     Args:
         model: Model with tied matrices; it is copied and does not change.
         source: Source tokens, [B, S].
-        inputs: Target tokens, shifted right, [B, T].
+        decoder_inputs: Target tokens, shifted right, [B, T].
         labels: Target tokens, [B, T].
 
     Returns:
-        Gradients of the untied matrices by the names of `USES`, and of the tied matrix as "tied",
-        [V, d_model] each.
+        Gradients of the untied matrices by the names of `MATRIX_USES`, and of the tied matrix as
+        "tied", [V, d_model] each.
     """
     config = copy.deepcopy(model.config)
     config.tie_word_embeddings = False
-    untied = VanillaTransformerForConditionalGeneration(config).eval()
-    untied.load_state_dict(model.state_dict())
-    tied = copy.deepcopy(model).eval()
-    for copied in (tied, untied):
-        logits = copied(input_ids=source, decoder_input_ids=inputs).logits
+    untied_model = VanillaTransformerForConditionalGeneration(config).eval()
+    untied_model.load_state_dict(model.state_dict())
+    tied_model = copy.deepcopy(model).eval()
+    for model_copy in (tied_model, untied_model):
+        logits = model_copy(input_ids=source, decoder_input_ids=decoder_inputs).logits
         smoothed_loss_sum(logits, labels, 0.0).backward()
-    parameters = dict(untied.named_parameters())
-    found = {use: parameters[name].grad for use, (_, name) in USES.items()}
-    return {**found, "tied": tied.get_input_embeddings().weight.grad}
+    untied_parameters = dict(untied_model.named_parameters())
+    gradients = {use: untied_parameters[name].grad for use, (_, name) in MATRIX_USES.items()}
+    return {**gradients, "tied": tied_model.get_input_embeddings().weight.grad}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -163,110 +163,119 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         ValueError: If the model does not exist or has no positional encoding.
     """
     torch.manual_seed(flags.seed)
-    own = {}
+    run_sizes = {}
     if flags.model is not None:
-        trained, _ = load_trained(flags.model, flags.trust_remote_code)
-        untrained = VanillaTransformerForConditionalGeneration(trained.config)
-        own = {
-            "this model, untrained": embedding_size(untrained),
-            "this model, trained": embedding_size(trained),
+        trained_model, _ = load_trained(flags.model, flags.trust_remote_code)
+        untrained_model = VanillaTransformerForConditionalGeneration(trained_model.config)
+        run_sizes = {
+            "this model, untrained": embedding_size(untrained_model),
+            "this model, trained": embedding_size(trained_model),
         }
     yield _one_hot_section()
-    yield _factor_section(own, flags.model)
+    yield _factor_section(run_sizes, flags.model)
     yield _tie_section()
 
 
 def _one_hot_section() -> Section:
     d_model = VanillaTransformerConfig.from_paper("base").d_model
-    table = torch.randn(VOCAB_SIZE, d_model) * d_model**-0.5
-    ids = torch.randint(VOCAB_SIZE, (NUM_TOKENS,))
-    product, product_seconds = _timed(lambda: one_hot_product(ids, table))
-    looked_up, look_up_seconds = _timed(lambda: F.embedding(ids, table))
-    flops = 2 * NUM_TOKENS * VOCAB_SIZE * d_model
-    bytes_of_rows = NUM_TOKENS * VOCAB_SIZE * table.element_size()
-    bytes_of_ids = NUM_TOKENS * ids.element_size()
-    difference = float((product - looked_up).abs().max())
+    embedding_matrix = torch.randn(VOCAB_SIZE, d_model) * d_model**-0.5
+    ids = torch.randint(VOCAB_SIZE, (NUM_EMBEDDED_TOKENS,))
+    product, product_seconds = _measure_seconds(lambda: one_hot_product(ids, embedding_matrix))
+    look_up, look_up_seconds = _measure_seconds(lambda: F.embedding(ids, embedding_matrix))
+    product_flops = 2 * NUM_EMBEDDED_TOKENS * VOCAB_SIZE * d_model
+    one_hot_bytes = NUM_EMBEDDED_TOKENS * VOCAB_SIZE * embedding_matrix.element_size()
+    id_bytes = NUM_EMBEDDED_TOKENS * ids.element_size()
+    difference = float((product - look_up).abs().max())
     return Section(
         name="one_hot",
         title="Look-up, and product with one-hot rows",
         finding="An embedding is a linear layer with a one-hot input: a row of zeros with a single "
-        f"1, which selects a row of the matrix. For {NUM_TOKENS} tokens and the matrix of base, "
-        f"{VOCAB_SIZE:,} x {d_model}, product and look-up give identical results (largest "
-        f"difference {difference:g}). The product needs {flops / 1e9:.1f} GFLOP, nearly all of "
-        f"them multiplications by 0, and took {1e3 * product_seconds:.1f} ms. The look-up copies "
-        f"{NUM_TOKENS} rows and took {1e3 * look_up_seconds:.3f} ms.",
+        f"1, which selects a row of the matrix. For {NUM_EMBEDDED_TOKENS} tokens and the matrix of "
+        f"base, {VOCAB_SIZE:,} x {d_model}, product and look-up give identical results (largest "
+        f"difference {difference:g}). The product needs {product_flops / 1e9:.1f} GFLOP, nearly "
+        f"all of them multiplications by 0, and took {1e3 * product_seconds:.1f} ms. The look-up "
+        f"copies {NUM_EMBEDDED_TOKENS} rows and took {1e3 * look_up_seconds:.3f} ms.",
         columns=("method", "FLOPs", "bytes of input", "milliseconds", "largest difference"),
         rows=[
-            ["product with one-hot rows", flops, bytes_of_rows, 1e3 * product_seconds, None],
-            ["look-up", 0, bytes_of_ids, 1e3 * look_up_seconds, difference],
+            [
+                "product with one-hot rows",
+                product_flops,
+                one_hot_bytes,
+                1e3 * product_seconds,
+                None,
+            ],
+            ["look-up", 0, id_bytes, 1e3 * look_up_seconds, difference],
         ],
         figure=_draw_one_hot(),
         message="A product with one-hot rows selects the framed rows, as a look-up does",
-        numbers={"equal": torch.equal(product, looked_up)},
+        numbers={"equal": torch.equal(product, look_up)},
     )
 
 
-def _timed(function: Callable[[], Tensor], repeats: int = 3) -> tuple[Tensor, float]:
-    result, fastest = function(), math.inf
+def _measure_seconds(function: Callable[[], Tensor], repeats: int = 3) -> tuple[Tensor, float]:
+    result, fewest_seconds = function(), math.inf
     for _ in range(repeats):
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         result = function()
-        fastest = min(fastest, time.perf_counter() - started)
-    return result, fastest
+        fewest_seconds = min(fewest_seconds, time.perf_counter() - start_time)
+    return result, fewest_seconds
 
 
 def _draw_one_hot() -> "Figure":
     from matplotlib.patches import Rectangle
 
-    ids, table = torch.tensor([7, 2, 2, 9]), torch.randn(11, 6)
-    parts = (
-        (F.one_hot(ids, len(table)).float(), "one-hot rows of the positions", "token"),
-        (table, "embedding matrix", "component"),
-        (one_hot_product(ids, table), "embeddings of the positions", "component"),
+    ids, embedding_matrix = torch.tensor([7, 2, 2, 9]), torch.randn(11, 6)
+    panels = (
+        (F.one_hot(ids, len(embedding_matrix)).float(), "one-hot rows of the positions", "token"),
+        (embedding_matrix, "embedding matrix", "component"),
+        (one_hot_product(ids, embedding_matrix), "embeddings of the positions", "component"),
     )
     figure, all_axes = new_figure(10.0, 4.4, 1, 3)
-    for axes, (values, title, xlabel) in zip(all_axes[0], parts, strict=True):
-        image = axes.imshow(values.numpy(), cmap="RdBu_r", vmin=-2.5, vmax=2.5)
+    for axes, (panel_matrix, title, xlabel) in zip(all_axes[0], panels, strict=True):
+        image = axes.imshow(panel_matrix.numpy(), cmap="RdBu_r", vmin=-2.5, vmax=2.5)
         axes.set_title(title)
         axes.set_xlabel(xlabel)
-        axes.set_xticks(range(values.shape[1]))
-        axes.set_yticks(range(values.shape[0]))
+        axes.set_xticks(range(panel_matrix.shape[1]))
+        axes.set_yticks(range(panel_matrix.shape[0]))
     tokens = [f"{position}: token {token}" for position, token in enumerate(ids.tolist())]
     all_axes[0, 0].set_yticks(range(len(ids)), tokens)
-    for axes, sign in ((all_axes[0, 1], "×"), (all_axes[0, 2], "=")):  # noqa: RUF001
-        axes.text(-0.32, 0.5, sign, transform=axes.transAxes, fontsize=18, va="center")
-    for row in sorted(set(ids.tolist())):
-        box: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 2}
-        all_axes[0, 1].add_patch(Rectangle((-0.5, row - 0.5), table.shape[1], 1, **box))
+    for axes, operator_sign in ((all_axes[0, 1], "×"), (all_axes[0, 2], "=")):  # noqa: RUF001
+        axes.text(-0.32, 0.5, operator_sign, transform=axes.transAxes, fontsize=18, va="center")
+    for token in sorted(set(ids.tolist())):
+        frame_style: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 2}
+        all_axes[0, 1].add_patch(
+            Rectangle((-0.5, token - 0.5), embedding_matrix.shape[1], 1, **frame_style)
+        )
     figure.colorbar(image, ax=all_axes, label="value", shrink=0.7)
     return figure
 
 
-def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Section:
-    found = {}
-    for row in ROWS:
+def _factor_section(run_sizes: Mapping[str, EmbeddingSize], run: str | None) -> Section:
+    sizes = {}
+    for row in TABLE_3_ROWS:
         config = VanillaTransformerConfig.from_paper(
-            row, vocab_size=FEW_TOKENS, encoder_layers=1, decoder_layers=1
+            row, vocab_size=SMALL_VOCAB_SIZE, encoder_layers=1, decoder_layers=1
         )
         model = VanillaTransformerForConditionalGeneration(config)
-        found[f"{row}, untrained"] = embedding_size(model)
-    found |= own
-    base = found["base, untrained"]
+        sizes[f"{row}, untrained"] = embedding_size(model)
+    sizes |= run_sizes
+    base_size = sizes["base, untrained"]
     finding = (
         "Sizes are root mean squares. The matrix is initialized with a standard deviation of "
         "1 / sqrt(d_model), which suits the output projection: the embeddings of base have a size "
-        f"of {base.plain:.3f}. Sinusoids have a size of {base.positions:.3f} = 1 / sqrt(2), "
-        "because sin^2 + cos^2 = 1 in each pair. Without the factor, positions would be "
-        f"{base.positions / base.plain:.0f} times as large as words in base. With the factor, "
-        f"words have a size of {base.scaled:.2f}, similar to that of positions at any width."
+        f"of {base_size.unscaled:.3f}. Sinusoids have a size of {base_size.positions:.3f} = 1 / "
+        "sqrt(2), because sin^2 + cos^2 = 1 in each pair. Without the factor, positions would be "
+        f"{base_size.positions / base_size.unscaled:.0f} times as large as words in base. With the "
+        f"factor, words have a size of {base_size.scaled:.2f}, similar to that of positions at any "
+        "width."
     )
-    if own:
-        size = found["this model, trained"]
+    if run_sizes:
+        trained_size = sizes["this model, trained"]
         finding += (
             " Training has changed the size of the scaled words of "
-            f"{run} from {found['this model, untrained'].scaled:.2f} to {size.scaled:.2f}; without "
-            "the factor, its positions would be "
-            f"{size.positions / size.plain:.3g} times as large as its words."
+            f"{run} from {sizes['this model, untrained'].scaled:.2f} to {trained_size.scaled:.2f}; "
+            "without the factor, its positions would be "
+            f"{trained_size.positions / trained_size.unscaled:.3g} times as large as its words."
         )
     return Section(
         name="factor",
@@ -285,35 +294,39 @@ def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Sectio
             [
                 name,
                 size.d_model,
-                size.plain,
+                size.unscaled,
                 size.scaled,
                 size.positions,
-                size.positions / size.plain,
+                size.positions / size.unscaled,
                 size.positions / size.scaled,
             ]
-            for name, size in found.items()
+            for name, size in sizes.items()
         ],
-        figure=_draw_sizes(found),
+        figure=_draw_sizes(sizes),
         message="The factor sqrt(d_model) gives words a size similar to that of positions "
-        f"({ROWS_OF_TABLE_3}{f'; this model: {run}' if own else ''})",
+        f"({TABLE_3_NOTE}{f'; this model: {run}' if run_sizes else ''})",
     )
 
 
-def _draw_sizes(found: Mapping[str, EmbeddingSize]) -> "Figure":
-    figure, axes = new_figure(8.0, 0.9 + 0.75 * len(found))
-    bars = range(len(found))
+def _draw_sizes(sizes: Mapping[str, EmbeddingSize]) -> "Figure":
+    figure, axes = new_figure(8.0, 0.9 + 0.75 * len(sizes))
+    bar_positions = range(len(sizes))
     for shift, field, label in (
-        (-0.18, "plain", "embeddings"),
+        (-0.18, "unscaled", "embeddings"),
         (0.18, "scaled", "embeddings times sqrt(d_model)"),
     ):
-        values = [getattr(size, field) for size in found.values()]
-        drawn = axes.barh([bar + shift for bar in bars], values, height=0.34, label=label)
-        axes.bar_label(drawn, fmt="%.3f", padding=3, fontsize=8)
-    for bar, size in enumerate(found.values()):
-        legend = None if bar else "positions of the model"
-        axes.plot([size.positions] * 2, [bar - 0.4, bar + 0.4], "k--", label=legend)
+        bar_lengths = [getattr(size, field) for size in sizes.values()]
+        drawn_bars = axes.barh(
+            [bar + shift for bar in bar_positions], bar_lengths, height=0.34, label=label
+        )
+        axes.bar_label(drawn_bars, fmt="%.3f", padding=3, fontsize=8)
+    for bar, size in enumerate(sizes.values()):
+        line_label = None if bar else "positions of the model"
+        axes.plot([size.positions] * 2, [bar - 0.4, bar + 0.4], "k--", label=line_label)
     axes.set_yticks(
-        bars, [f"{name}\nd_model {size.d_model}" for name, size in found.items()], fontsize=9
+        bar_positions,
+        [f"{name}\nd_model {size.d_model}" for name, size in sizes.items()],
+        fontsize=9,
     )
     axes.invert_yaxis()
     axes.margins(x=0.12)
@@ -323,23 +336,30 @@ def _draw_sizes(found: Mapping[str, EmbeddingSize]) -> "Figure":
 
 
 def _tie_section() -> Section:
-    counts = {row: _count_parameters(row) for row in ROWS}
+    counts = {row: _count_parameters(row) for row in TABLE_3_ROWS}
     config = VanillaTransformerConfig.from_paper(
         "base", vocab_size=100, d_model=64, encoder_layers=1, decoder_layers=1
     )
     model = VanillaTransformerForConditionalGeneration(config)
-    addresses = {model.get_parameter(name).data_ptr() for _, name in USES.values()}
-    source, target = torch.randint(100, (2, 8, 10)).unbind()
-    start = torch.zeros_like(target[:, :1])
-    inputs = torch.cat((start, target[:, :-1]), dim=1)
-    gradients = gradients_by_use(model, source, inputs, target)
-    tied = gradients.pop("tied")
-    difference = float((sum(gradients.values()) - tied).abs().max() / tied.abs().max())
-    parameters = {
-        row: {"tied": one.layers + one.matrix, "untied": three.layers + 3 * three.matrix}
-        for row, (one, three) in counts.items()
+    addresses = {
+        model.get_parameter(parameter_name).data_ptr() for _, parameter_name in MATRIX_USES.values()
     }
-    saved = parameters["base"]["untied"] - parameters["base"]["tied"]
+    source_ids, target_ids = torch.randint(100, (2, 8, 10)).unbind()
+    start_tokens = torch.zeros_like(target_ids[:, :1])
+    decoder_inputs = torch.cat((start_tokens, target_ids[:, :-1]), dim=1)
+    gradients = gradients_by_use(model, source_ids, decoder_inputs, target_ids)
+    tied_gradient = gradients.pop("tied")
+    largest_difference = (sum(gradients.values()) - tied_gradient).abs().max()
+    relative_difference = float(largest_difference / tied_gradient.abs().max())
+    parameters = {
+        row: {
+            "tied": tied_count.layer_parameters + tied_count.matrix_parameters,
+            "untied": untied_count.layer_parameters + 3 * untied_count.matrix_parameters,
+        }
+        for row, (tied_count, untied_count) in counts.items()
+    }
+    base_parameters = parameters["base"]
+    saved_parameters = base_parameters["untied"] - base_parameters["tied"]
     norms = {use: float(gradient.norm()) for use, gradient in gradients.items()}
     return Section(
         name="tie",
@@ -347,34 +367,38 @@ def _tie_section() -> Section:
         finding="The encoder's input, the decoder's input and the output projection share "
         f"{len(addresses)} address{'es' if len(addresses) > 1 else ''} in memory, so they are "
         f"{'one matrix' if len(addresses) == 1 else 'different matrices'}. A shared vocabulary "
-        f"makes this possible. With {VOCAB_SIZE:,} tokens, base saves {saved / 1e6:.2f}M of "
-        f"{parameters['base']['untied'] / 1e6:.2f}M parameters. The gradient of the matrix is the "
-        "sum of the gradients of three separate matrices (largest difference "
-        f"{difference:.0e} of the largest entry). So the vectors of source tokens also get "
-        "gradients from the output, where every step changes the vector of every token.",
+        f"makes this possible. With {VOCAB_SIZE:,} tokens, base saves "
+        f"{saved_parameters / 1e6:.2f}M of {base_parameters['untied'] / 1e6:.2f}M parameters. The "
+        "gradient of the matrix is the sum of the gradients of three separate matrices (largest "
+        f"difference {relative_difference:.0e} of the largest entry). So the vectors of source "
+        "tokens also get gradients from the output, where every step changes the vector of every "
+        "token.",
         columns=("use", "in figure 1", "parameter", "norm of the gradient of this use"),
-        rows=[[use, where, name, norms[use]] for use, (where, name) in USES.items()],
+        rows=[
+            [use, use_in_figure, parameter_name, norms[use]]
+            for use, (use_in_figure, parameter_name) in MATRIX_USES.items()
+        ],
         figure=_draw_parameters(counts),
         message="One matrix for three uses saves two matrices "
-        f"({VOCAB_SIZE:,} tokens; {ROWS_OF_TABLE_3})",
-        numbers={"parameters": parameters, "gradient_difference": difference},
+        f"({VOCAB_SIZE:,} tokens; {TABLE_3_NOTE})",
+        numbers={"parameters": parameters, "gradient_difference": relative_difference},
     )
 
 
 def _draw_parameters(counts: Mapping[str, Sequence[ParameterCount]]) -> "Figure":
     figure, axes = new_figure(8.0, 3.6)
-    names = [f"{row}, {kind}" for row in counts for kind in ("one matrix", "three matrices")]
-    for bar, count in enumerate(count for both in counts.values() for count in both):
-        parts = [("layers", count.layers, LAYERS_COLOR)]
-        matrices = list(zip(MATRICES, MATRIX_COLORS, strict=True))[: count.num_matrices]
-        parts += [(label, count.matrix, color) for label, color in matrices]
-        left = 0.0
-        for label, size, color in parts:
+    bar_names = [f"{row}, {kind}" for row in counts for kind in ("one matrix", "three matrices")]
+    for bar, count in enumerate(count for row_counts in counts.values() for count in row_counts):
+        bar_parts = [("layers", count.layer_parameters, LAYERS_COLOR)]
+        matrix_parts = list(zip(MATRIX_NAMES, MATRIX_COLORS, strict=True))[: count.num_matrices]
+        bar_parts += [(label, count.matrix_parameters, color) for label, color in matrix_parts]
+        bar_end = 0.0
+        for label, size, color in bar_parts:
             # label the second bar only: it has all parts, and each part is once in the legend
-            axes.barh(bar, size / 1e6, left=left, color=color, label=label if bar == 1 else None)
-            left += size / 1e6
-        axes.text(left, bar, f" {left:.1f}", va="center", fontsize=8)
-    axes.set_yticks(range(len(names)), names)
+            axes.barh(bar, size / 1e6, left=bar_end, color=color, label=label if bar == 1 else None)
+            bar_end += size / 1e6
+        axes.text(bar_end, bar, f" {bar_end:.1f}", va="center", fontsize=8)
+    axes.set_yticks(range(len(bar_names)), bar_names)
     axes.invert_yaxis()
     axes.margins(x=0.08)
     axes.set_xlabel("parameters (millions)")
@@ -384,7 +408,7 @@ def _draw_parameters(counts: Mapping[str, Sequence[ParameterCount]]) -> "Figure"
 
 def _count_parameters(row: str) -> tuple[ParameterCount, ParameterCount]:
     """Count the parameters of a row of Table 3 with one matrix and with three matrices."""
-    found = []
+    counts = []
     for num_matrices in (1, 3):
         config = VanillaTransformerConfig.from_paper(
             row, vocab_size=VOCAB_SIZE, tie_word_embeddings=num_matrices == 1
@@ -392,8 +416,8 @@ def _count_parameters(row: str) -> tuple[ParameterCount, ParameterCount]:
         # weights on the meta device have a size but take no memory
         with torch.device("meta"):
             model = VanillaTransformerForConditionalGeneration(config)
-        matrix = VOCAB_SIZE * config.d_model
-        layers = model.num_parameters() - num_matrices * matrix
-        found.append(ParameterCount(num_matrices, layers, matrix))
-    one, three = found
-    return one, three
+        matrix_parameters = VOCAB_SIZE * config.d_model
+        layer_parameters = model.num_parameters() - num_matrices * matrix_parameters
+        counts.append(ParameterCount(num_matrices, layer_parameters, matrix_parameters))
+    tied_count, untied_count = counts
+    return tied_count, untied_count

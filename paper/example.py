@@ -6,7 +6,7 @@ The weights were trained on this one sentence pair and rounded to tenths.
 import argparse
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ D_MODEL, NUM_HEADS, D_FF = 4, 2, 4
 DECIMALS = 2
 # weights in tenths, with a slash between rows; a linear layer of torch stores the transpose of the
 # paper's matrix
-WEIGHTS = {
+WEIGHT_TENTHS = {
     "encoder.embed_tokens.weight": "-11 3 7 -6 / -1 3 9 -11 / -8 5 9 -5 / -8 7 10 -4 / "
     "-13 -3 6 -4 / -7 6 10 -5 / 10 -15 -1 2 / 9 15 -14 -10 / -9 6 -14 18",
     "encoder.layers.0.self_attention.q_proj.weight": "-2 -1 1 0 / -1 0 0 -1 / -1 -1 1 0 / 0 0 0 0",
@@ -66,6 +66,13 @@ WEIGHTS = {
 }
 
 
+class ModuleRecord(NamedTuple):
+    """First input and output of a module; tensors are without the dimension of the batch."""
+
+    input: Tensor
+    output: Any
+
+
 def example_model() -> VanillaTransformerForConditionalGeneration:
     """Create the model: one layer in each stack, two heads, weights with one decimal.
 
@@ -87,7 +94,7 @@ def example_model() -> VanillaTransformerForConditionalGeneration:
     with torch.random.fork_rng(devices=[]):
         model = VanillaTransformerForConditionalGeneration(config).eval()
     with torch.no_grad():
-        for name, tenths in WEIGHTS.items():
+        for name, tenths in WEIGHT_TENTHS.items():
             rows = [list(map(int, row.split())) for row in tenths.split("/")]
             weight = model.get_parameter(f"model.{name}")
             weight.copy_(torch.tensor(rows).view_as(weight) / 10)
@@ -100,8 +107,8 @@ def token_ids() -> tuple[Tensor, Tensor]:
     Returns:
         Two tensors, [1, 3] each.
     """
-    source, target = ([TOKENS.index(word) for word in words] for words in (SOURCE, TARGET))
-    return torch.tensor([source]), torch.tensor([target])
+    source_ids, target_ids = ([TOKENS.index(word) for word in words] for words in (SOURCE, TARGET))
+    return torch.tensor([source_ids]), torch.tensor([target_ids])
 
 
 @torch.no_grad()
@@ -115,43 +122,59 @@ def boxes(model: VanillaTransformerForConditionalGeneration | None = None) -> di
         Boxes by name, from the source to the probabilities.
     """
     model = example_model() if model is None else model
-    seen = _inputs_and_outputs(model)
-    found = {}
+    records = _record_modules(model)
+    boxes_by_name = {}
     for stack, words in (("encoder", SOURCE), ("decoder", TARGET)):
-        layer = f"model.{stack}.layers.0"
-        kind = "Input" if stack == "encoder" else "Output"
-        found[f"{stack} input"] = _embedding_box(model, seen, stack, words, f"{kind} Embedding")
-        title = "Multi-Head Attention" if stack == "encoder" else "Masked Multi-Head Attention"
-        found[f"{stack} self-attention"] = _attention_box(
-            model, seen, f"{layer}.self_attention", words, words, title
+        layer_name = f"model.{stack}.layers.0"
+        is_encoder = stack == "encoder"
+        embedding_title = "Input Embedding" if is_encoder else "Output Embedding"
+        boxes_by_name[f"{stack} input"] = _embedding_box(records, stack, words, embedding_title)
+        attention_title = "Multi-Head Attention" if is_encoder else "Masked Multi-Head Attention"
+        boxes_by_name[f"{stack} self-attention"] = _attention_box(
+            model, records, f"{layer_name}.self_attention", words, words, attention_title
         )
-        found[f"{stack} norm 1"] = _norm_box(seen, f"{layer}.self_attention_norm", words)
-        if stack == "decoder":
-            found["decoder cross-attention"] = _attention_box(
-                model, seen, f"{layer}.cross_attention", words, SOURCE, "Multi-Head Attention"
+        boxes_by_name[f"{stack} norm 1"] = _norm_box(
+            records, f"{layer_name}.self_attention_norm", words
+        )
+        if not is_encoder:
+            boxes_by_name["decoder cross-attention"] = _attention_box(
+                model,
+                records,
+                f"{layer_name}.cross_attention",
+                words,
+                SOURCE,
+                "Multi-Head Attention",
             )
-            found["decoder norm 2"] = _norm_box(seen, f"{layer}.cross_attention_norm", words)
-        found[f"{stack} feed-forward"] = _feed_forward_box(
-            model, seen, f"{layer}.feed_forward", words
+            boxes_by_name["decoder norm 2"] = _norm_box(
+                records, f"{layer_name}.cross_attention_norm", words
+            )
+        boxes_by_name[f"{stack} feed-forward"] = _feed_forward_box(
+            model, records, f"{layer_name}.feed_forward", words
         )
-        last = f"{stack} norm {2 if stack == 'encoder' else 3}"
-        found[last] = _norm_box(seen, f"{layer}.feed_forward_norm", words)
-    logits = seen["lm_head"][1]
-    table = model.get_input_embeddings().weight
-    found["linear"] = Box(
+        last_norm = f"{stack} norm {2 if is_encoder else 3}"
+        boxes_by_name[last_norm] = _norm_box(records, f"{layer_name}.feed_forward_norm", words)
+    logits = records["lm_head"].output
+    embedding_matrix = model.get_input_embeddings().weight
+    boxes_by_name["linear"] = Box(
         title="Linear",
         equation="logits = x E^T",
         matrices=(
-            Matrix(name="E", values=table, rows=TOKENS, columns=_numbers(D_MODEL), is_weight=True),
+            Matrix(
+                name="E",
+                values=embedding_matrix,
+                rows=TOKENS,
+                columns=_count_names(D_MODEL),
+                is_weight=True,
+            ),
             Matrix(name="logits", values=logits, rows=TARGET, columns=TOKENS),
         ),
     )
-    found["softmax"] = Box(
+    boxes_by_name["softmax"] = Box(
         title="Softmax",
         equation="probabilities of the next word",
         matrices=(Matrix(name="P", values=logits.softmax(dim=-1), rows=TARGET, columns=TOKENS),),
     )
-    return found
+    return boxes_by_name
 
 
 def number(value: float) -> str:
@@ -178,23 +201,24 @@ def show(name: str) -> str:
     Raises:
         ValueError: If there is no box of this name.
     """
-    found = boxes()
-    if name not in found:
+    boxes_by_name = boxes()
+    if name not in boxes_by_name:
         raise ValueError(
-            f"name must be one of {', '.join(found)}, got {name!r}."
-            + closest_name(name, list(found))
+            f"name must be one of {', '.join(boxes_by_name)}, got {name!r}."
+            + closest_name(name, list(boxes_by_name))
         )
-    tables = []
-    for matrix in found[name].matrices:
+    text_lines = []
+    for matrix in boxes_by_name[name].matrices:
         width = max(8, *map(len, matrix.columns))
-        lines = [[matrix.name, *matrix.columns]]
-        for row, values in zip(matrix.rows, matrix.values.tolist(), strict=True):
-            lines.append([row, *map(number, values)])
-        tables += [
-            f"{line[0]:10}" + "".join(one.rjust(width) for one in line[1:]) for line in lines
+        table_lines = [[matrix.name, *matrix.columns]]
+        for row, row_values in zip(matrix.rows, matrix.values.tolist(), strict=True):
+            table_lines.append([row, *map(number, row_values)])
+        text_lines += [
+            f"{row_name:10}" + "".join(cell.rjust(width) for cell in cells)
+            for row_name, *cells in table_lines
         ]
-        tables.append("")
-    return "\n".join(tables[:-1])
+        text_lines.append("")
+    return "\n".join(text_lines[:-1])
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -214,40 +238,44 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     Yields:
         The picture, a section for each box, and the steps of a decoder and a recurrent network.
     """
-    found = boxes()
-    probabilities = found["softmax"].matrices[0]
-    best = probabilities.values.max(dim=-1)
-    answer = " ".join(TOKENS[index] for index in best.indices.tolist())
+    boxes_by_name = boxes()
+    probabilities = boxes_by_name["softmax"].matrices[0].values  # [3, V]
+    best_probabilities, best_ids = probabilities.max(dim=-1)
+    answer = " ".join(TOKENS[token_id] for token_id in best_ids.tolist())
     yield Section(
         name="figure-1",
         title="Figure 1 with every matrix",
         finding=f'The encoder reads "{" ".join(SOURCE)}". The decoder reads a {TARGET[0]} token '
         f'and "{" ".join(TARGET[1:])}", and predicts the word after each: "{answer}", with '
         "probabilities of at least "
-        f"{number(best.values.min().item())}. The model has one layer in each stack, d_model = "
-        f"{D_MODEL}, {NUM_HEADS} heads and d_ff = {D_FF}. Its weights were trained on this one "
-        "sentence pair and rounded to one decimal; the gain of each norm is 1 and its bias is 0. "
-        f"All other numbers are rounded to {DECIMALS} decimals.",
-        drawing=draw(found),
+        f"{number(best_probabilities.min().item())}. The model has one layer in each stack, "
+        f"d_model = {D_MODEL}, {NUM_HEADS} heads and d_ff = {D_FF}. Its weights were trained on "
+        "this one sentence pair and rounded to one decimal; the gain of each norm is 1 and its "
+        f"bias is 0. All other numbers are rounded to {DECIMALS} decimals.",
+        drawing=draw(boxes_by_name),
     )
-    for name, box in found.items():
+    for name, box in boxes_by_name.items():
         rows = []
-        width = max(len(matrix.columns) for matrix in box.matrices)
+        num_columns = max(len(matrix.columns) for matrix in box.matrices)
         for matrix in box.matrices:
-            for row, values in zip(matrix.rows, matrix.values.tolist(), strict=True):
-                cells = [number(value) for value in values]
-                rows.append([matrix.name, row, *cells, *[None] * (width - len(cells))])
+            for row, row_values in zip(matrix.rows, matrix.values.tolist(), strict=True):
+                cells = [number(value) for value in row_values]
+                rows.append([matrix.name, row, *cells, *[None] * (num_columns - len(cells))])
         yield Section(
             name=name.replace(" ", "-"),
             title=f"{name[0].upper()}{name[1:]}: {box.title}",
             finding=f"{box.equation}.",
-            columns=("matrix", "row", *map(str, range(1, width + 1))),
+            columns=("matrix", "row", *map(str, range(1, num_columns + 1))),
             rows=rows,
             numbers={
                 "matrices": [
-                    {"name": one.name, "rows": list(one.rows), "columns": list(one.columns)}
-                    | {"values": one.values.tolist()}
-                    for one in box.matrices
+                    {
+                        "name": matrix.name,
+                        "rows": list(matrix.rows),
+                        "columns": list(matrix.columns),
+                        "values": matrix.values.tolist(),
+                    }
+                    for matrix in box.matrices
                 ]
             },
         )
@@ -270,114 +298,124 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     )
 
 
-def _inputs_and_outputs(
+def _record_modules(
     model: VanillaTransformerForConditionalGeneration,
-) -> dict[str, tuple[Tensor, Any]]:
-    """Run the model; return first input and output of each module by its name, without batch."""
-    seen = {}
+) -> dict[str, ModuleRecord]:
+    """Run the model, and return the first input and the output of each module by its name."""
+    records = {}
 
     def remember(name: str):
         def hook(module, inputs, output):
             if inputs and isinstance(inputs[0], Tensor):
                 without_batch = output[0] if isinstance(output, Tensor) else output
-                seen[name] = (inputs[0][0], without_batch)
+                records[name] = ModuleRecord(inputs[0][0], without_batch)
 
         return hook
 
-    hooks = [part.register_forward_hook(remember(name)) for name, part in model.named_modules()]
-    source, target = token_ids()
+    handles = [
+        module.register_forward_hook(remember(name)) for name, module in model.named_modules()
+    ]
+    source_ids, target_ids = token_ids()
     try:
-        model(input_ids=source, decoder_input_ids=target, use_cache=False)
+        model(input_ids=source_ids, decoder_input_ids=target_ids, use_cache=False)
     finally:
-        for one in hooks:
-            one.remove()
-    return seen
+        for handle in handles:
+            handle.remove()
+    return records
 
 
-def _numbers(count: int) -> tuple[str, ...]:
+def _count_names(count: int) -> tuple[str, ...]:
     return tuple(map(str, range(1, count + 1)))
 
 
-def _features(name: str, values: Tensor, rows: tuple[str, ...]) -> Matrix:
-    return Matrix(name=name, values=values, rows=rows, columns=_numbers(values.shape[-1]))
+def _feature_matrix(name: str, values: Tensor, rows: tuple[str, ...]) -> Matrix:
+    return Matrix(name=name, values=values, rows=rows, columns=_count_names(values.shape[-1]))
 
 
-def _weight(name: str, values: Tensor) -> Matrix:
-    rows, columns = map(_numbers, values.shape)
+def _weight_matrix(name: str, values: Tensor) -> Matrix:
+    rows, columns = map(_count_names, values.shape)
     return Matrix(name=name, values=values, rows=rows, columns=columns, is_weight=True)
 
 
-def _embedding_box(model, seen, stack: str, words: tuple[str, ...], title: str) -> Box:
-    scaled, x = seen[f"model.{stack}.positions"]
+def _embedding_box(records, stack: str, words: tuple[str, ...], title: str) -> Box:
+    scaled_embeddings, x = records[f"model.{stack}.positions"]
     return Box(
         title=f"{title}, Positional Encoding",
         equation=f"x = sqrt(d_model) E + PE, sqrt({D_MODEL}) = {math.sqrt(D_MODEL):g}",
         matrices=(
-            _features("E", scaled / math.sqrt(D_MODEL), words),
-            _features("PE", sinusoidal_encoding(len(words), D_MODEL), words),
-            _features("x", x, words),
+            _feature_matrix("E", scaled_embeddings / math.sqrt(D_MODEL), words),
+            _feature_matrix("PE", sinusoidal_encoding(len(words), D_MODEL), words),
+            _feature_matrix("x", x, words),
         ),
     )
 
 
 def _attention_box(
-    model, seen, name: str, words: tuple[str, ...], attended: tuple[str, ...], title: str
+    model, records, name: str, words: tuple[str, ...], attended_words: tuple[str, ...], title: str
 ) -> Box:
     module = model.get_submodule(name)
-    parts = []
+    matrices = []
     for symbol in ("Q", "K", "V"):
         # a linear layer of torch stores the transpose of the paper's matrix
         weight = module.get_submodule(f"{symbol.lower()}_proj").weight.T
-        parts.append(_weight(f"W^{symbol}", weight))
-    projected = {symbol: seen[f"{name}.{symbol.lower()}_proj"][1] for symbol in ("Q", "K", "V")}
-    for symbol, values in projected.items():
-        parts.append(_features(symbol, values, words if symbol == "Q" else attended))
-    weights = seen[name][1][1][0]  # [h, Q, K]
-    width = D_MODEL // NUM_HEADS
+        matrices.append(_weight_matrix(f"W^{symbol}", weight))
+    projections = {
+        symbol: records[f"{name}.{symbol.lower()}_proj"].output for symbol in ("Q", "K", "V")
+    }
+    for symbol, values in projections.items():
+        matrices.append(_feature_matrix(symbol, values, words if symbol == "Q" else attended_words))
+    _, batch_weights = records[name].output  # [1, h, Q, K]
+    weights = batch_weights[0]  # [h, Q, K]
+    head_width = D_MODEL // NUM_HEADS
     for head in range(NUM_HEADS):
-        columns = slice(head * width, (head + 1) * width)
-        query, key = (projected[symbol][:, columns] for symbol in ("Q", "K"))
-        scores = query @ key.T / math.sqrt(width)
+        columns = slice(head * head_width, (head + 1) * head_width)
+        query, key = (projections[symbol][:, columns] for symbol in ("Q", "K"))
+        scores = query @ key.T / math.sqrt(head_width)
         if "cross" not in name and "decoder" in name:
-            later = torch.ones(len(words), len(words), dtype=torch.bool).triu(diagonal=1)
-            scores = scores.masked_fill(later, -math.inf)
+            is_later = torch.ones(len(words), len(words), dtype=torch.bool).triu(diagonal=1)
+            scores = scores.masked_fill(is_later, -math.inf)
         for label, values in (("scores", scores), ("weights", weights[head])):
-            parts.append(
-                Matrix(name=f"{label} {head + 1}", values=values, rows=words, columns=attended)
+            matrices.append(
+                Matrix(
+                    name=f"{label} {head + 1}", values=values, rows=words, columns=attended_words
+                )
             )
-    context, output = seen[f"{name}.out_proj"]
-    parts.append(_features("heads", context, words))
-    parts.append(_weight("W^O", module.out_proj.weight.T))
-    parts.append(_features("output", output, words))
-    source = "memory" if "cross" in name else "x"
+    context, output = records[f"{name}.out_proj"]
+    matrices.append(_feature_matrix("heads", context, words))
+    matrices.append(_weight_matrix("W^O", module.out_proj.weight.T))
+    matrices.append(_feature_matrix("output", output, words))
+    key_symbol = "memory" if "cross" in name else "x"
     return Box(
         title=title,
-        equation=f"Q = x W^Q, K = {source} W^K, V = {source} W^V, "
-        f"weights = softmax(Q K^T / sqrt({width})) in each head",
-        matrices=tuple(parts),
+        equation=f"Q = x W^Q, K = {key_symbol} W^K, V = {key_symbol} W^V, "
+        f"weights = softmax(Q K^T / sqrt({head_width})) in each head",
+        matrices=tuple(matrices),
     )
 
 
-def _norm_box(seen, name: str, words: tuple[str, ...]) -> Box:
-    total, normed = seen[name]
+def _norm_box(records, name: str, words: tuple[str, ...]) -> Box:
+    residual_sum, normed = records[name]
     return Box(
         title="Add & Norm",
         equation="x = LayerNorm(x + output)",
-        matrices=(_features("x + output", total, words), _features("x", normed, words)),
+        matrices=(
+            _feature_matrix("x + output", residual_sum, words),
+            _feature_matrix("x", normed, words),
+        ),
     )
 
 
-def _feed_forward_box(model, seen, name: str, words: tuple[str, ...]) -> Box:
+def _feed_forward_box(model, records, name: str, words: tuple[str, ...]) -> Box:
     module = model.get_submodule(name)
     return Box(
         title="Feed Forward",
         equation="inner = max(0, x W_1 + b_1), output = inner W_2 + b_2",
         matrices=(
-            _weight("W_1", module.fc1.weight.T),
-            _weight("b_1", module.fc1.bias[None]),
-            _features("inner", seen[f"{name}.activation"][1], words),
-            _weight("W_2", module.fc2.weight.T),
-            _weight("b_2", module.fc2.bias[None]),
-            _features("output", seen[f"{name}.fc2"][1], words),
+            _weight_matrix("W_1", module.fc1.weight.T),
+            _weight_matrix("b_1", module.fc1.bias[None]),
+            _feature_matrix("inner", records[f"{name}.activation"].output, words),
+            _weight_matrix("W_2", module.fc2.weight.T),
+            _weight_matrix("b_2", module.fc2.bias[None]),
+            _feature_matrix("output", records[f"{name}.fc2"].output, words),
         ),
     )

@@ -23,11 +23,11 @@ from ..train.step import smoothed_loss_sum
 from .positional_encoding import candidate_encoding
 
 # token ids; the ids below the first word are special tokens
-START = 1
-FIRST_WORD = 3
-CHASES, FLEES, FIRST_NAME = 3, 4, 5
+START_TOKEN = 1
+FIRST_WORD_TOKEN = 3
+CHASES_TOKEN, FLEES_TOKEN, FIRST_NAME_TOKEN = 3, 4, 5
 # one in this many pairs of names is a test pair
-HELD_OUT = 4
+TEST_PAIR_DIVISOR = 4
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ToyTraining:
     label_smoothing: float = 0.0
 
 
-class Tested(NamedTuple):
+class TaskScores(NamedTuple):
     """Share of test sentences with all words correct, and mean loss of a word in nats."""
 
     accuracy: float
@@ -109,7 +109,7 @@ def small_model(
     Returns:
         The model, on a GPU if there is one.
     """
-    is_of_model = position_encoding in ("sinusoidal", "learned", "none")
+    is_built_in = position_encoding in ("sinusoidal", "learned", "none")
     config = VanillaTransformerConfig(
         vocab_size=vocab_size,
         d_model=training.d_model,
@@ -120,13 +120,13 @@ def small_model(
         encoder_ffn_dim=4 * training.d_model,
         decoder_ffn_dim=4 * training.d_model,
         dropout=0.0,
-        position_encoding=position_encoding if is_of_model else "none",
+        position_encoding=position_encoding if is_built_in else "none",
         max_position_embeddings=num_positions,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = VanillaTransformerForConditionalGeneration(config)
-    if not is_of_model:
+    if not is_built_in:
         for stack in (model.model.encoder, model.model.decoder):
             stack.register_module("positions", CandidatePositions(position_encoding))
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -145,13 +145,13 @@ def train_small_model(
         training: Settings of the training, and the width that the learning rate depends on.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
-    rate_of_step = partial(
+    rate_at_step = partial(
         learning_rate,
         d_model=training.d_model,
         warmup_steps=training.warmup_steps,
         factor=training.learning_rate_factor,
     )
-    scheduler = make_scheduler(optimizer, rate_of_step)
+    scheduler = make_scheduler(optimizer, rate_at_step)
     model.train()
     for source, target in itertools.islice(batches, training.steps):
         logits, target = predict(model, source, target)
@@ -177,11 +177,11 @@ def predict(
         Logits, [B, T, V], and targets, [B, T], on the device of the model.
     """
     source, target = source.to(model.device), target.to(model.device)
-    before = torch.cat((torch.full_like(target[:, :1], START), target[:, :-1]), dim=1)
-    return model(input_ids=source, decoder_input_ids=before, use_cache=False).logits, target
+    decoder_inputs = torch.cat((torch.full_like(target[:, :1], START_TOKEN), target[:, :-1]), dim=1)
+    return model(input_ids=source, decoder_input_ids=decoder_inputs, use_cache=False).logits, target
 
 
-def chases(pairs: Tensor) -> tuple[Tensor, Tensor]:
+def chase_sentences(pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Write "A chases B" and "B flees A" for each pair of names.
 
     Args:
@@ -191,14 +191,14 @@ def chases(pairs: Tensor) -> tuple[Tensor, Tensor]:
         Sources and targets, [B, 3] each.
     """
     first, second = pairs.T
-    verb = torch.ones_like(first)
+    ones = torch.ones_like(first)
     return (
-        torch.stack((first, verb * CHASES, second), dim=1),
-        torch.stack((second, verb * FLEES, first), dim=1),
+        torch.stack((first, ones * CHASES_TOKEN, second), dim=1),
+        torch.stack((second, ones * FLEES_TOKEN, first), dim=1),
     )
 
 
-def chase_pairs(num_names: int, seed: int) -> tuple[Tensor, Tensor]:
+def split_name_pairs(num_names: int, seed: int) -> tuple[Tensor, Tensor]:
     """Split all pairs of names into training pairs and test pairs.
 
     Both orders of two names are in the same part, so that no test pair is a swapped training pair.
@@ -210,12 +210,15 @@ def chase_pairs(num_names: int, seed: int) -> tuple[Tensor, Tensor]:
     Returns:
         Training pairs and test pairs, [pairs, 2] each.
     """
-    names = torch.arange(FIRST_NAME, FIRST_NAME + num_names)
-    couples = torch.combinations(names)
-    order = torch.randperm(len(couples), generator=torch.Generator().manual_seed(seed))
-    held_out, kept = couples[order].tensor_split([len(couples) // HELD_OUT])
-    trained_on, tested_on = (torch.cat((part, part.flip(1))) for part in (kept, held_out))
-    return trained_on, tested_on
+    names = torch.arange(FIRST_NAME_TOKEN, FIRST_NAME_TOKEN + num_names)
+    unordered_pairs = torch.combinations(names)
+    generator = torch.Generator().manual_seed(seed)
+    shuffled_pairs = unordered_pairs[torch.randperm(len(unordered_pairs), generator=generator)]
+    num_test_pairs = len(unordered_pairs) // TEST_PAIR_DIVISOR
+    test_pairs, training_pairs = (
+        torch.cat((pairs, pairs.flip(1))) for pairs in shuffled_pairs.tensor_split([num_test_pairs])
+    )
+    return training_pairs, test_pairs
 
 
 def who_chases_whom(
@@ -223,7 +226,7 @@ def who_chases_whom(
     seed: int = 0,
     training: ToyTraining = WHO_CHASES_WHOM,
     num_names: int = 20,
-) -> Tested:
+) -> TaskScores:
     """Train a small model to turn "A chases B" into "B flees A", and test it on unseen pairs.
 
     Args:
@@ -236,22 +239,24 @@ def who_chases_whom(
         Accuracy and loss on unseen pairs. The accuracy is the share of sentences with all words
         correct; it is about 0.5 if the order of the names is random.
     """
-    trained, unseen = chase_pairs(num_names, seed)
+    training_pairs, test_pairs = split_name_pairs(num_names, seed)
     generator = torch.Generator().manual_seed(seed)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         while True:
-            chosen = torch.randint(
-                len(trained), (training.sentences_per_step,), generator=generator
+            pair_indices = torch.randint(
+                len(training_pairs), (training.sentences_per_step,), generator=generator
             )
-            yield chases(trained[chosen])
+            yield chase_sentences(training_pairs[pair_indices])
 
-    model = small_model(position_encoding, FIRST_NAME + num_names, 3, training, seed)
+    model = small_model(position_encoding, FIRST_NAME_TOKEN + num_names, 3, training, seed)
     train_small_model(model, batches(), training)
     with torch.no_grad():
-        logits, target = predict(model, *chases(unseen))
+        logits, target = predict(model, *chase_sentences(test_pairs))
     accuracy = (logits.argmax(dim=-1) == target).all(dim=1).float().mean().item()
-    return Tested(accuracy, losses_by_position(model, *chases(unseen)).mean().item())
+    return TaskScores(
+        accuracy, losses_by_position(model, *chase_sentences(test_pairs)).mean().item()
+    )
 
 
 def copying_losses(
@@ -283,25 +288,24 @@ def copying_losses(
     """
     generator = torch.Generator().manual_seed(seed)
 
-    def sequences(count: int, length: int) -> tuple[Tensor, Tensor]:
-        symbols = torch.randint(
-            FIRST_WORD, FIRST_WORD + num_symbols, (count, length), generator=generator
-        )
+    def make_sequences(num_sequences: int, length: int) -> tuple[Tensor, Tensor]:
+        first_symbol, end = FIRST_WORD_TOKEN, FIRST_WORD_TOKEN + num_symbols
+        symbols = torch.randint(first_symbol, end, (num_sequences, length), generator=generator)
         return symbols, symbols
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         shortest = -(-trained_length // 2)
         while True:
-            drawn = torch.randint(shortest, trained_length + 1, (), generator=generator)
-            yield sequences(training.sentences_per_step, int(drawn))
+            sequence_length = torch.randint(shortest, trained_length + 1, (), generator=generator)
+            yield make_sequences(training.sentences_per_step, int(sequence_length))
 
-    model = small_model(position_encoding, FIRST_WORD + num_symbols, length, training, seed)
+    model = small_model(position_encoding, FIRST_WORD_TOKEN + num_symbols, length, training, seed)
     train_small_model(model, batches(), training)
-    trained, longer = (
-        losses_by_position(model, *sequences(num_sentences, tested))
-        for tested in (trained_length, length)
+    trained_length_losses, longer_losses = (
+        losses_by_position(model, *make_sequences(num_sentences, test_length))
+        for test_length in (trained_length, length)
     )
-    return trained, longer
+    return trained_length_losses, longer_losses
 
 
 @torch.no_grad()
@@ -340,7 +344,8 @@ def encode_in_two_orders(
     """
     order = list(order)
     sentences = torch.tensor([list(tokens), [tokens[index] for index in order]])
-    plain, moved = encoder(input_ids=sentences.to(encoder.device)).last_hidden_state
-    restored = torch.empty_like(moved)
-    restored[order] = moved
-    return plain, restored
+    sentence_vectors = encoder(input_ids=sentences.to(encoder.device)).last_hidden_state
+    first_vectors, reordered_vectors = sentence_vectors
+    restored_vectors = torch.empty_like(reordered_vectors)
+    restored_vectors[order] = reordered_vectors
+    return first_vectors, restored_vectors

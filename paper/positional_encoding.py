@@ -43,7 +43,7 @@ LENGTH_FACTOR = 4
 # numbers of words of the sentences whose first steps "same step" compares
 SENTENCE_LENGTHS = (2, 4, 64)
 # offsets k for which "linear offset" fits a matrix
-OFFSETS = (1, 2, 5, 10)
+FITTED_OFFSETS = (1, 2, 5, 10)
 
 # the rule that an encoding must follow to have a property
 PROPERTIES = {
@@ -59,7 +59,7 @@ PROPERTIES = {
     "position, its relative error on the rest is below 0.1%",
 }
 # the measured number that decides each property; the tables show this number beside yes or no
-DECIDED_BY = {
+DECIDING_NUMBERS = {
     "bounded": "largest |value| of the shorter and of the longer sentence",
     "deterministic": "largest difference between the two encodings",
     "unique": "smallest distance of two positions, divided by the median step",
@@ -78,10 +78,10 @@ MOST_RESIDUAL = 1e-3
 # relative amount
 MOST_RANGE_CHANGE = 1e-3
 # two float32 computations of the same value may differ by this relative error
-ROUNDING = 1e-6
+ROUNDING_TOLERANCE = 1e-6
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """A measured property: the number or None, the number as text, and whether the rule holds."""
 
     value: float | None
@@ -259,9 +259,9 @@ def model_encoding(model: VanillaTransformerForConditionalGeneration, num_positi
         raise ValueError("model must have positions, got position_encoding 'none'.")
     if config.position_encoding == "learned":
         num_positions = min(num_positions, config.max_position_embeddings)
-    nothing = torch.zeros(1, num_positions, config.d_model, device=model.device)
+    zero_embeddings = torch.zeros(1, num_positions, config.d_model, device=model.device)
     with torch.no_grad():
-        return model.get_encoder().positions(nothing)[0].float().cpu()
+        return model.get_encoder().positions(zero_embeddings)[0].float().cpu()
 
 
 def word_embeddings(model: VanillaTransformerForConditionalGeneration) -> Tensor:
@@ -273,8 +273,8 @@ def word_embeddings(model: VanillaTransformerForConditionalGeneration) -> Tensor
     Returns:
         The vectors to which the positional encoding is added, float32 [V, d_model].
     """
-    table = model.get_input_embeddings().weight.detach().float().cpu()
-    return table * math.sqrt(model.config.d_model)
+    unscaled_embeddings = model.get_input_embeddings().weight.detach().float().cpu()
+    return unscaled_embeddings * math.sqrt(model.config.d_model)
 
 
 def wavelengths(d_model: int, base: float = PAPER_BASE) -> Tensor:
@@ -315,8 +315,8 @@ def distances(encoding: Tensor) -> Tensor:
     Returns:
         Symmetric matrix with zeros on its diagonal, float64 [N, N].
     """
-    exact = encoding.double()
-    return torch.cdist(exact, exact, compute_mode="donot_use_mm_for_euclid_dist")
+    encoding = encoding.double()
+    return torch.cdist(encoding, encoding, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def cosine_similarity_matrix(encoding: Tensor) -> Tensor:
@@ -328,8 +328,8 @@ def cosine_similarity_matrix(encoding: Tensor) -> Tensor:
     Returns:
         Symmetric matrix, float64 [N, N]; 0 for a position whose encoding is all zeros.
     """
-    unit = F.normalize(encoding.double(), dim=-1)
-    return unit @ unit.T
+    unit_vectors = F.normalize(encoding.double(), dim=-1)
+    return unit_vectors @ unit_vectors.T
 
 
 def steps(encoding: Tensor, size: int = 1) -> Tensor:
@@ -379,7 +379,7 @@ def collisions(encoding: Tensor, tolerance: float) -> int:
     Returns:
         The number of pairs.
     """
-    return int(_equals_earlier(encoding, tolerance).sum())
+    return int(_mark_repeats(encoding, tolerance).sum())
 
 
 def first_repeat(encoding: Tensor, tolerance: float) -> Repeat | None:
@@ -392,8 +392,8 @@ def first_repeat(encoding: Tensor, tolerance: float) -> Repeat | None:
     Returns:
         Both positions; None if all encodings differ.
     """
-    found = _equals_earlier(encoding, tolerance).nonzero()
-    return Repeat(*found[0].tolist()) if len(found) else None
+    repeats = _mark_repeats(encoding, tolerance).nonzero()
+    return Repeat(*repeats[0].tolist()) if len(repeats) else None
 
 
 def by_offset(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -406,14 +406,14 @@ def by_offset(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         Three tensors for the distances 0, 1, ... N - 1, [N] each.
     """
     diagonals = [matrix.diagonal(offset) for offset in range(len(matrix))]
-    mean, least, most = (
-        torch.stack([measure(values) for values in diagonals])
-        for measure in (torch.mean, torch.min, torch.max)
+    means, smallest, largest = (
+        torch.stack([reduce(values) for values in diagonals])
+        for reduce in (torch.mean, torch.min, torch.max)
     )
-    return mean, least, most
+    return means, smallest, largest
 
 
-def _equals_earlier(encoding: Tensor, tolerance: float) -> Tensor:
+def _mark_repeats(encoding: Tensor, tolerance: float) -> Tensor:
     """Mark the positions (rows) with the encoding of an earlier position (columns), [N, N]."""
     return (distances(encoding) <= tolerance).tril(diagonal=-1)
 
@@ -467,8 +467,9 @@ def reach(d_model: int, base: float = PAPER_BASE, farthest: int = 20000) -> int 
     Returns:
         The distance; None if the dot product is positive at all checked distances.
     """
-    found = (dot_product_by_offset(range(farthest + 1), d_model, base) <= 0).nonzero()
-    return int(found[0]) if len(found) else None
+    dot_products = dot_product_by_offset(range(farthest + 1), d_model, base)
+    zero_distances = (dot_products <= 0).nonzero()
+    return int(zero_distances[0]) if len(zero_distances) else None
 
 
 def linear_map_residual(encoding: Tensor, offset: int) -> float:
@@ -484,16 +485,16 @@ def linear_map_residual(encoding: Tensor, offset: int) -> float:
     Returns:
         Norm of the error, divided by the norm of PE(pos + k), both over the remaining positions.
     """
-    now, later = encoding[:-offset].double(), encoding[offset:].double()
+    start, shifted = encoding[:-offset].double(), encoding[offset:].double()
     # features with long wavelengths are almost constant, so the system may be rank-deficient: use
     # the driver gelsd, which solves such systems too
-    fitted = torch.linalg.lstsq(now[::2], later[::2], driver="gelsd").solution
-    return ((now[1::2] @ fitted - later[1::2]).norm() / later[1::2].norm()).item()
+    offset_matrix = torch.linalg.lstsq(start[::2], shifted[::2], driver="gelsd").solution
+    return ((start[1::2] @ offset_matrix - shifted[1::2]).norm() / shifted[1::2].norm()).item()
 
 
 def properties(
     name: str, num_positions: int, d_model: int, base: float = PAPER_BASE, seed: int = 0
-) -> dict[str, Measured]:
+) -> dict[str, Measurement]:
     """Measure the properties of an encoding by the rules of `PROPERTIES`.
 
     Args:
@@ -523,42 +524,50 @@ def properties(
         return learned_encoding(num_positions, d_model, seed)[:length]
 
     encoding = encode(num_positions)
-    short = encode(num_positions // LENGTH_FACTOR)
-    long = None if name == "learned" else encode(num_positions * LENGTH_FACTOR)
-    sizes = [short.abs().max().item(), encoding.abs().max().item()]
-    apart = (encoding - encode(num_positions, seed + 1)).abs().max().item()
-    nearest = smallest_distance(encoding) / median_step(encoding)
+    shorter_encoding = encode(num_positions // LENGTH_FACTOR)
+    longer_encoding = None if name == "learned" else encode(num_positions * LENGTH_FACTOR)
+    shorter_bound, bound = shorter_encoding.abs().max().item(), encoding.abs().max().item()
+    seed_difference = (encoding - encode(num_positions, seed + 1)).abs().max().item()
+    smallest_step_ratio = smallest_distance(encoding) / median_step(encoding)
     first_steps = [steps(encode(length))[0].item() for length in SENTENCE_LENGTHS]
-    smallest_of_two = steps(encoding, 2).min().item()
-    unevenness = steps(encoding).max().item() / smallest_of_two if smallest_of_two else math.inf
-    residual = max(linear_map_residual(encoding, offset) for offset in OFFSETS)
+    smallest_double_step = steps(encoding, 2).min().item()
+    unevenness = math.inf
+    if smallest_double_step:
+        unevenness = steps(encoding).max().item() / smallest_double_step
+    residual = max(linear_map_residual(encoding, offset) for offset in FITTED_OFFSETS)
     return {
-        "bounded": Measured(
-            sizes[1] / sizes[0],
-            f"{sizes[0]:.3g} to {sizes[1]:.3g}",
-            sizes[1] < MOST_GROWTH * sizes[0],
+        "bounded": Measurement(
+            bound / shorter_bound,
+            f"{shorter_bound:.3g} to {bound:.3g}",
+            bound < MOST_GROWTH * shorter_bound,
         ),
-        "deterministic": Measured(apart, f"{apart:.3g}", apart == 0),
-        "unique": Measured(nearest, f"{nearest:.3g}", nearest >= LEAST_DISTANCE),
-        "same step": Measured(
+        "deterministic": Measurement(
+            seed_difference, f"{seed_difference:.3g}", seed_difference == 0
+        ),
+        "unique": Measurement(
+            smallest_step_ratio, f"{smallest_step_ratio:.3g}", smallest_step_ratio >= LEAST_DISTANCE
+        ),
+        "same step": Measurement(
             max(first_steps) / min(first_steps),
             ", ".join(f"{step:.3g}" for step in dict.fromkeys(first_steps)),
-            max(first_steps) <= min(first_steps) * (1 + ROUNDING),
+            max(first_steps) <= min(first_steps) * (1 + ROUNDING_TOLERANCE),
         ),
-        "smooth": Measured(unevenness, f"{unevenness:.3g}", unevenness < 1),
-        "extends": _extends(encoding, long),
-        "linear offset": Measured(residual, f"{residual:.3g}", residual < MOST_RESIDUAL),
+        "smooth": Measurement(unevenness, f"{unevenness:.3g}", unevenness < 1),
+        "extends": _measure_extension(encoding, longer_encoding),
+        "linear offset": Measurement(residual, f"{residual:.3g}", residual < MOST_RESIDUAL),
     }
 
 
-def _extends(encoding: Tensor, long: Tensor | None) -> Measured:
-    if long is None:
-        return Measured(None, f"no rows after {len(encoding)}", False)
-    change = (long[: len(encoding)] - encoding).abs().max().item()
-    if change > ROUNDING:
-        return Measured(change, f"rows change by {change:.3g}", False)
-    growth = (long.abs().max() / encoding.abs().max()).item()
-    return Measured(growth, f"{growth:.3g} times as large", growth <= 1 + MOST_RANGE_CHANGE)
+def _measure_extension(encoding: Tensor, longer_encoding: Tensor | None) -> Measurement:
+    if longer_encoding is None:
+        return Measurement(None, f"no rows after {len(encoding)}", False)
+    row_change = (longer_encoding[: len(encoding)] - encoding).abs().max().item()
+    if row_change > ROUNDING_TOLERANCE:
+        return Measurement(row_change, f"rows change by {row_change:.3g}", False)
+    range_growth = (longer_encoding.abs().max() / encoding.abs().max()).item()
+    return Measurement(
+        range_growth, f"{range_growth:.3g} times as large", range_growth <= 1 + MOST_RANGE_CHANGE
+    )
 
 
 def share_of_new_values(encoding: Tensor, trained_length: int, margin: float = 0.0) -> float:
@@ -572,9 +581,9 @@ def share_of_new_values(encoding: Tensor, trained_length: int, margin: float = 0
     Returns:
         Share of the d features that have a value outside the range at a later position.
     """
-    seen, new = encoding[:trained_length], encoding[trained_length:]
-    lowest, highest = seen.min(dim=0).values, seen.max(dim=0).values
-    is_new = ((new < lowest - margin) | (new > highest + margin)).any(dim=0)
+    training_rows, later_rows = encoding[:trained_length], encoding[trained_length:]
+    lowest, highest = training_rows.min(dim=0).values, training_rows.max(dim=0).values
+    is_new = ((later_rows < lowest - margin) | (later_rows > highest + margin)).any(dim=0)
     return is_new.double().mean().item()
 
 
@@ -606,27 +615,31 @@ def overlap(words: Tensor, positions: Tensor, num_directions: int) -> Overlap:
     Raises:
         ValueError: If k is below 1, or words or positions have fewer than k directions.
     """
-    most = min(len(words), *positions.shape)
-    if not 1 <= num_directions <= most:
-        raise ValueError(f"num_directions must be between 1 and {most}, got {num_directions}.")
+    max_directions = min(len(words), *positions.shape)
+    if not 1 <= num_directions <= max_directions:
+        raise ValueError(
+            f"num_directions must be between 1 and {max_directions}, got {num_directions}."
+        )
     words, positions = words.double(), positions.double()
-    of_words, of_positions = (
+    word_directions, position_directions = (
         torch.linalg.svd(vectors, full_matrices=False).Vh[:num_directions]
         for vectors in (words, positions)
     )  # [k, d_model]
-    angles = torch.linalg.svdvals(of_words @ of_positions.T).clamp(max=1).acos().rad2deg()
+    principal_cosines = torch.linalg.svdvals(word_directions @ position_directions.T)
+    angles = principal_cosines.clamp(max=1).acos().rad2deg()
     cosines = F.normalize(words, dim=-1) @ F.normalize(positions, dim=-1).T  # [V, N]
-    energy_of_position, energy_of_word = (
-        (vectors @ of_positions.T).square().sum(dim=-1).mean() for vectors in (positions, words)
+    mean_position_energy, mean_word_energy = (
+        (vectors @ position_directions.T).square().sum(dim=-1).mean()
+        for vectors in (positions, words)
     )
     return Overlap(
         num_directions=num_directions,
-        word_energy=_energy_along(words, of_positions),
-        position_energy=_energy_along(positions, of_words),
+        word_energy=_energy_along(words, position_directions),
+        position_energy=_energy_along(positions, word_directions),
         smallest_angle=angles.min().item(),
         mean_angle=angles.mean().item(),
         mean_cosine=cosines.abs().mean().item(),
-        position_to_word=(energy_of_position / energy_of_word).item(),
+        position_to_word=(mean_position_energy / mean_word_energy).item(),
     )
 
 
@@ -651,22 +664,22 @@ def concatenation_cost(
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    paper = VanillaTransformerConfig.from_paper(row)
+    paper_config = VanillaTransformerConfig.from_paper(row)
     sizes = {
-        "hidden_size": paper.d_model + extra_width,
-        "d_k": paper.head_dim,
-        "d_v": paper.d_v or paper.d_model // paper.encoder_attention_heads,
+        "hidden_size": paper_config.d_model + extra_width,
+        "d_k": paper_config.head_dim,
+        "d_v": paper_config.d_v or paper_config.d_model // paper_config.encoder_attention_heads,
     }
     config = VanillaTransformerConfig.from_paper(row, **sizes)
     with torch.device("meta"):
         model = VanillaTransformerModel(config).eval()
-        source, target = (
+        source_ids, target_ids = (
             torch.zeros(1, length, dtype=torch.long) for length in (source_length, target_length)
         )
         with FlopCounterMode(display=False) as counter:
-            model(input_ids=source, decoder_input_ids=target, use_cache=False)
-    embedding = model.get_input_embeddings().weight.numel()
-    return Cost(model.num_parameters() - embedding, counter.get_total_flops())
+            model(input_ids=source_ids, decoder_input_ids=target_ids, use_cache=False)
+    embedding_parameters = model.get_input_embeddings().weight.numel()
+    return Cost(model.num_parameters() - embedding_parameters, counter.get_total_flops())
 
 
 def _energy_along(vectors: Tensor, directions: Tensor) -> float:

@@ -21,21 +21,21 @@ from . import order_task
 from .order_task import COPYING, WHO_CHASES_WHOM
 from .positional_encoding import word_embeddings
 from .study import Section, join_names
-from .trained import DEMO, load_trained
+from .trained import DEMO_RUN, load_trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CANDIDATES = ("integer", "fraction", "sine", "binary", "sinusoidal", "none")
-NUM_SYMBOLS, LENGTH = 16, 12
+NUM_SYMBOLS, COPIED_LENGTH = 16, 12
 # number of first positions that are probed; few sentences are long enough for later positions
 NUM_POSITIONS = 12
-WORDS = "words alone"
+WORDS_ALONE = "words alone"
 # L2 penalty of the probe, a softmax regression, and its maximum number of L-BFGS iterations
-DECAY, ITERATIONS = 1e-4, 100
+PROBE_DECAY, PROBE_ITERATIONS = 1e-4, 100
 
 
-class Probed(NamedTuple):
+class ProbeResult(NamedTuple):
     """Share of test tokens with an exactly predicted position, and mean error in positions."""
 
     accuracy: float
@@ -52,9 +52,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--models",
         metavar="RUN",
         nargs="+",
-        default=[DEMO],
+        default=[DEMO_RUN],
         help="run folders with translations of the test split, for example one for each seed "
-        f"({DEMO})",
+        f"({DEMO_RUN})",
     )
     add_trust_flag(parser)
     parser.add_argument(
@@ -80,9 +80,10 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         ValueError: If `num_sentences` is below 2, `num_seeds` is below 1, or a run has no model or
             too few translations.
     """
-    for name, least in (("num_sentences", 2), ("num_seeds", 1)):
-        if getattr(flags, name) < least:
-            raise ValueError(f"{name} must be at least {least}, got {getattr(flags, name)}.")
+    for flag_name, smallest_value in (("num_sentences", 2), ("num_seeds", 1)):
+        value = getattr(flags, flag_name)
+        if value < smallest_value:
+            raise ValueError(f"{flag_name} must be at least {smallest_value}, got {value}.")
     if not flags.no_train:
         yield tasks_section(range(flags.seed, flags.seed + flags.num_seeds))
     yield probe_section(flags.models, flags.num_sentences, flags.trust_remote_code)
@@ -90,7 +91,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 
 def linear_probe(
     states: Tensor, positions: Tensor, test_states: Tensor, test_positions: Tensor
-) -> Probed:
+) -> ProbeResult:
     """Fit a linear classifier from states to positions, and test the classifier on other states.
 
     Args:
@@ -102,23 +103,28 @@ def linear_probe(
     Returns:
         Results on the test states; the position with the highest logit is the prediction.
     """
-    mean, deviation = states.mean(dim=0), states.std(dim=0).clamp(min=1e-6)
-    inputs, tested = (
-        F.pad((one - mean) / deviation, (0, 1), value=1.0) for one in (states, test_states)
-    )
+    state_mean, state_deviation = states.mean(dim=0), states.std(dim=0).clamp(min=1e-6)
+
+    def standardize(states: Tensor) -> Tensor:
+        # the last feature is 1, so that the last row of the weights is the bias
+        return F.pad((states - state_mean) / state_deviation, (0, 1), value=1.0)
+
+    inputs, test_inputs = standardize(states), standardize(test_states)
     weights = torch.zeros(inputs.shape[1], int(positions.max()) + 1, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weights], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        [weights], max_iter=PROBE_ITERATIONS, line_search_fn="strong_wolfe"
+    )
 
-    def loss() -> Tensor:
+    def compute_loss() -> Tensor:
         optimizer.zero_grad()
-        value = F.cross_entropy(inputs @ weights, positions) + DECAY * weights.square().sum()
-        value.backward()
-        return value
+        loss = F.cross_entropy(inputs @ weights, positions) + PROBE_DECAY * weights.square().sum()
+        loss.backward()
+        return loss
 
-    optimizer.step(loss)
-    read = (tested @ weights.detach()).argmax(dim=1)
-    apart = (read - test_positions).abs().double()
-    return Probed((apart == 0).double().mean().item(), apart.mean().item())
+    optimizer.step(compute_loss)
+    predicted_positions = (test_inputs @ weights.detach()).argmax(dim=1)
+    distances = (predicted_positions - test_positions).abs().double()
+    return ProbeResult((distances == 0).double().mean().item(), distances.mean().item())
 
 
 @torch.no_grad()
@@ -134,45 +140,49 @@ def states_of_layers(
 
     Returns:
         Two dictionaries by stack. The first has states by the name of the layer, [P, d_model] each;
-        its entry `WORDS` has the embeddings of the words without positions. The second has the
-        position of each token, [P]. Tokens of a sentence after the first `NUM_POSITIONS` are left
-        out.
+        its entry `WORDS_ALONE` has the embeddings of the words without positions. The second has
+        the position of each token, [P]. Tokens of a sentence after the first `NUM_POSITIONS` are
+        left out.
     """
-    found: dict[str, dict[str, list[Tensor]]] = {"encoder": {}, "decoder": {}}
+    states_by_stack: dict[str, dict[str, list[Tensor]]] = {"encoder": {}, "decoder": {}}
     positions: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
-    table = word_embeddings(model)
+    word_vectors = word_embeddings(model)
     for source, target in pairs:
-        ids = tokenizer(source, return_tensors="pt").input_ids
+        input_ids = tokenizer(source, return_tensors="pt").input_ids
         labels = tokenizer(text_target=target, return_tensors="pt").input_ids
-        read = model.prepare_decoder_input_ids_from_labels(labels)
+        decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
         output = model(
-            input_ids=ids.to(model.device),
-            decoder_input_ids=read.to(model.device),
+            input_ids=input_ids.to(model.device),
+            decoder_input_ids=decoder_input_ids.to(model.device),
             output_hidden_states=True,
             use_cache=False,
         )
-        for stack, tokens, states in (
-            ("encoder", ids, output.encoder_hidden_states),
-            ("decoder", read, output.decoder_hidden_states),
+        for stack, token_ids, states_after_layers in (
+            ("encoder", input_ids, output.encoder_hidden_states),
+            ("decoder", decoder_input_ids, output.decoder_hidden_states),
         ):
-            kept = min(tokens.shape[1], NUM_POSITIONS)
-            positions[stack].append(torch.arange(kept))
-            found[stack].setdefault(WORDS, []).append(table[tokens[0, :kept]])
-            for layer, values in enumerate(states):
-                name = f"after layer {layer}" if layer else "words + positions"
-                found[stack].setdefault(name, []).append(values[0, :kept].float().cpu())
+            num_kept = min(token_ids.shape[1], NUM_POSITIONS)
+            positions[stack].append(torch.arange(num_kept))
+            by_layer = states_by_stack[stack]
+            by_layer.setdefault(WORDS_ALONE, []).append(word_vectors[token_ids[0, :num_kept]])
+            for layer, layer_states in enumerate(states_after_layers):
+                layer_name = f"after layer {layer}" if layer else "words + positions"
+                by_layer.setdefault(layer_name, []).append(layer_states[0, :num_kept].float().cpu())
     return (
         {
-            stack: {name: torch.cat(parts) for name, parts in layers.items()}
-            for stack, layers in found.items()
+            stack: {
+                layer_name: torch.cat(sentence_parts)
+                for layer_name, sentence_parts in layers.items()
+            }
+            for stack, layers in states_by_stack.items()
         },
-        {stack: torch.cat(parts) for stack, parts in positions.items()},
+        {stack: torch.cat(sentence_parts) for stack, sentence_parts in positions.items()},
     )
 
 
 def probe_run(
     run: str, num_sentences: int, trust_remote_code: bool = False
-) -> dict[str, dict[str, Probed]]:
+) -> dict[str, dict[str, ProbeResult]]:
     """Probe the layers of a trained model: fit on half of the sentences, test on the others.
 
     Args:
@@ -187,28 +197,36 @@ def probe_run(
         ValueError: If the run has no model, or fewer translations than sentences.
     """
     model, tokenizer = load_trained(run, trust_remote_code)
-    files = [Path(run) / "hypotheses" / f"test.{side}.txt" for side in ("source", "translation")]
-    if not all(file.is_file() for file in files):
+    text_files = [
+        Path(run) / "hypotheses" / f"test.{side}.txt" for side in ("source", "translation")
+    ]
+    if not all(file.is_file() for file in text_files):
         raise ValueError(
             f"models must be runs with translations of the test split, got none in {run}: "
             "`vanilla-transformer evaluate` writes them."
         )
-    sides = [read_text(file).split("\n")[:-1] for file in files]
-    pairs = [pair for pair in zip(*sides, strict=True) if all(map(str.strip, pair))]
+    sources, translations = (read_text(file).split("\n")[:-1] for file in text_files)
+    pairs = [
+        (source, translation)
+        for source, translation in zip(sources, translations, strict=True)
+        if source.strip() and translation.strip()
+    ]
     if len(pairs) < num_sentences:
         raise ValueError(
             f"num_sentences must be at most {len(pairs)}, the translations in {run}, "
             f"got {num_sentences}."
         )
-    half = num_sentences // 2
-    parts = (pairs[:half], pairs[half:num_sentences])
-    (states, positions), (tested, truth) = (
-        states_of_layers(model, tokenizer, part) for part in parts
+    num_fitted = num_sentences // 2
+    states, positions = states_of_layers(model, tokenizer, pairs[:num_fitted])
+    test_states, test_positions = states_of_layers(
+        model, tokenizer, pairs[num_fitted:num_sentences]
     )
     return {
         stack: {
-            name: linear_probe(values, positions[stack], tested[stack][name], truth[stack])
-            for name, values in layers.items()
+            name: linear_probe(
+                layer_states, positions[stack], test_states[stack][name], test_positions[stack]
+            )
+            for name, layer_states in layers.items()
         }
         for stack, layers in states.items()
     }
@@ -225,29 +243,31 @@ def probe_section(runs: Sequence[str], num_sentences: int, trust_remote_code: bo
     Returns:
         The section.
     """
-    found = [probe_run(run, num_sentences, trust_remote_code) for run in runs]
-    rows, findings = [], []
-    for stack, layers in found[0].items():
+    results_by_run = [probe_run(run, num_sentences, trust_remote_code) for run in runs]
+    rows, clauses = [], []
+    for stack, layers in results_by_run[0].items():
+        mean_accuracies = {}
         for name in layers:
-            values = [one[stack][name] for one in found]
-            accuracies = [one.accuracy for one in values]
-            mean_error = _mean([one.mean_error for one in values])
-            rows.append([stack, name, *accuracies, _mean(accuracies), mean_error])
-        exact = {row[1]: row[-2] for row in rows if row[0] == stack}
-        last = list(exact)[-1]
-        findings.append(
-            f"In the {stack} it is exact for {exact['words + positions']:.0%} of the tokens before "
-            f"the first layer, and for {exact[last]:.0%} {last}; the words without positions give "
-            f"{exact[WORDS]:.0%}."
+            layer_results = [run_results[stack][name] for run_results in results_by_run]
+            accuracies = [result.accuracy for result in layer_results]
+            mean_accuracies[name] = _mean(accuracies)
+            mean_error = _mean([result.mean_error for result in layer_results])
+            rows.append([stack, name, *accuracies, mean_accuracies[name], mean_error])
+        last_layer = list(mean_accuracies)[-1]
+        clauses.append(
+            f"In the {stack} it is exact for {mean_accuracies['words + positions']:.0%} of the "
+            f"tokens before the first layer, and for {mean_accuracies[last_layer]:.0%} "
+            f"{last_layer}; the words without positions give {mean_accuracies[WORDS_ALONE]:.0%}."
         )
-    count = "one trained model" if len(runs) == 1 else f"{len(runs)} trained models"
+    models_phrase = "one trained model" if len(runs) == 1 else f"{len(runs)} trained models"
     return Section(
         name="probe",
         title="The position in the states of each layer",
         finding=f"A linear map reads the position of a token, one of the first {NUM_POSITIONS}, "
         f"from its state. It is a softmax regression, fitted on {num_sentences // 2} sentences and "
-        f"tested on {num_sentences - num_sentences // 2} others, with the states of {count}. "
-        + " ".join(findings)
+        f"tested on {num_sentences - num_sentences // 2} others, with the states of "
+        f"{models_phrase}. "
+        + " ".join(clauses)
         + " The distance is the mean number of positions by which the map is wrong.",
         columns=(
             "stack",
@@ -257,45 +277,59 @@ def probe_section(runs: Sequence[str], num_sentences: int, trust_remote_code: bo
             "distance",
         ),
         rows=rows,
-        figure=draw_probe(found),
+        figure=draw_probe(results_by_run),
         numbers={"runs": list(runs)},
     )
 
 
-def draw_probe(found: Sequence[Mapping[str, Mapping[str, Probed]]]) -> "Figure":
+def draw_probe(results_by_run: Sequence[Mapping[str, Mapping[str, ProbeResult]]]) -> "Figure":
     """Draw the accuracy of the probe after each layer: the mean as a line, each run as a dot.
 
     Args:
-        found: Results of each run, by stack and layer.
+        results_by_run: Results of each run, by stack and layer.
 
     Returns:
         The picture.
     """
-    figure, both = new_figure(7.2, 3.4, 1, 2)
-    for axes, stack in zip(both.flat, ("encoder", "decoder"), strict=True):
-        names = [name for name in found[0][stack] if name != WORDS]
-        runs = [[one[stack][name].accuracy for name in names] for one in found]
-        alone = [one[stack][WORDS].accuracy for one in found]
-        for number, accuracies in enumerate(runs):
-            label = None if number else "state, one run"
-            axes.plot(range(len(names)), accuracies, "o", color="C0", alpha=0.5, ms=4, label=label)
-        means = [_mean(values) for values in zip(*runs, strict=True)]
-        axes.plot(range(len(names)), means, color="C0", label="state, mean of the runs")
-        axes.axhline(_mean(alone), color="C1", linestyle="--", label="word without position")
+    figure, all_axes = new_figure(7.2, 3.4, 1, 2)
+    for axes, stack in zip(all_axes.flat, ("encoder", "decoder"), strict=True):
+        layer_names = [name for name in results_by_run[0][stack] if name != WORDS_ALONE]
+        accuracies_by_run = [
+            [run_results[stack][name].accuracy for name in layer_names]
+            for run_results in results_by_run
+        ]
+        word_accuracies = [
+            run_results[stack][WORDS_ALONE].accuracy for run_results in results_by_run
+        ]
+        for run_index, accuracies in enumerate(accuracies_by_run):
+            label = None if run_index else "state, one run"
+            axes.plot(
+                range(len(layer_names)), accuracies, "o", color="C0", alpha=0.5, ms=4, label=label
+            )
+        means = [_mean(values) for values in zip(*accuracies_by_run, strict=True)]
+        axes.plot(range(len(layer_names)), means, color="C0", label="state, mean of the runs")
+        axes.axhline(
+            _mean(word_accuracies), color="C1", linestyle="--", label="word without position"
+        )
         chance = 1 / NUM_POSITIONS
         axes.axhline(chance, color="black", lw=0.8, ls=":", label=f"random guess: {chance:.2f}")
-        axes.set_xticks(range(len(names)), [name.replace(" + ", "\n+ ") for name in names])
+        axes.set_xticks(
+            range(len(layer_names)), [name.replace(" + ", "\n+ ") for name in layer_names]
+        )
         axes.tick_params(axis="x", labelsize=8)
         axes.set_ylim(0, 1.05)
         axes.set_title(stack, fontsize=10)
-    both.flat[0].set_ylabel(f"tokens with exact position\n(first {NUM_POSITIONS} positions)")
+    all_axes.flat[0].set_ylabel(f"tokens with exact position\n(first {NUM_POSITIONS} positions)")
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8
     )
-    last = list(found[0]["encoder"])[-1]
-    share = _mean([one["encoder"][last].accuracy for one in found])
+    last_layer = list(results_by_run[0]["encoder"])[-1]
+    mean_accuracy = _mean(
+        [run_results["encoder"][last_layer].accuracy for run_results in results_by_run]
+    )
     write_message(
-        figure, f"A linear map reads the position of {share:.0%} of the source tokens {last}"
+        figure,
+        f"A linear map reads the position of {mean_accuracy:.0%} of the source tokens {last_layer}",
     )
     return figure
 
@@ -309,13 +343,14 @@ def tasks_section(seeds: Sequence[int]) -> Section:
     Returns:
         The section.
     """
-    chased = {
+    chase_scores = {
         name: [order_task.who_chases_whom(name, seed, WHO_CHASES_WHOM) for seed in seeds]
         for name in CANDIDATES
     }
-    copied = {
+    copied_lengths = COPIED_LENGTH, 2 * COPIED_LENGTH
+    copying_losses = {
         name: [
-            order_task.copying_losses(name, seed, COPYING, LENGTH, 2 * LENGTH, NUM_SYMBOLS)[0]
+            order_task.copying_losses(name, seed, COPYING, *copied_lengths, NUM_SYMBOLS)[0]
             .mean()
             .item()
             for seed in seeds
@@ -325,24 +360,24 @@ def tasks_section(seeds: Sequence[int]) -> Section:
     rows = [
         [
             name,
-            _mean([one.accuracy for one in chased[name]]),
-            _mean([one.loss for one in chased[name]]),
-            *copied[name],
-            _mean(copied[name]),
+            _mean([scores.accuracy for scores in chase_scores[name]]),
+            _mean([scores.loss for scores in chase_scores[name]]),
+            *copying_losses[name],
+            _mean(copying_losses[name]),
         ]
         for name in CANDIDATES
     ]
-    ranked = sorted(CANDIDATES, key=lambda name: _mean(copied[name]))
-    ends = [f"{_mean(copied[name]):.3g} ({name})" for name in ranked]
+    ranked_names = sorted(CANDIDATES, key=lambda name: _mean(copying_losses[name]))
+    loss_phrases = [f"{_mean(copying_losses[name]):.3g} ({name})" for name in ranked_names]
     return Section(
         name="candidates",
         title="Candidates for a positional encoding, trained",
         finding=f'Small models are trained to turn "A chases B" into "B flees A", for '
-        f"{WHO_CHASES_WHOM.steps} steps, and to copy sequences of up to {LENGTH} of {NUM_SYMBOLS} "
-        f"symbols, for {COPYING.steps} steps, each with {len(seeds)} seeds. A candidate with fewer "
-        "features than the model is added to the first features. Losses are in nats per word; a "
-        f"random guess of a symbol has {math.log(NUM_SYMBOLS):.3g}. The mean losses of copying are "
-        f"{join_names(ends)}.",
+        f"{WHO_CHASES_WHOM.steps} steps, and to copy sequences of up to {COPIED_LENGTH} of "
+        f"{NUM_SYMBOLS} symbols, for {COPYING.steps} steps, each with {len(seeds)} seeds. A "
+        "candidate with fewer features than the model is added to the first features. Losses are "
+        f"in nats per word; a random guess of a symbol has {math.log(NUM_SYMBOLS):.3g}. The mean "
+        f"losses of copying are {join_names(loss_phrases)}.",
         columns=(
             "positions",
             "order: accuracy",
@@ -351,31 +386,33 @@ def tasks_section(seeds: Sequence[int]) -> Section:
             "mean",
         ),
         rows=rows,
-        figure=draw_losses(copied, math.log(NUM_SYMBOLS)),
+        figure=draw_losses(copying_losses, math.log(NUM_SYMBOLS)),
     )
 
 
-def draw_losses(found: Mapping[str, Sequence[float]], chance: float) -> "Figure":
+def draw_losses(losses_by_encoding: Mapping[str, Sequence[float]], chance: float) -> "Figure":
     """Draw the losses of the copying task: a bar for the mean, a dot for each seed.
 
     Args:
-        found: Losses of the seeds, by positional encoding.
+        losses_by_encoding: Losses of the seeds, by positional encoding.
         chance: Loss of a random guess.
 
     Returns:
         The picture.
     """
     figure, axes = new_figure(6.4, 3.4)
-    for bar, losses in enumerate(found.values()):
+    for bar, losses in enumerate(losses_by_encoding.values()):
         labels = (None, None) if bar else ("mean of the seeds", "one seed")
         axes.bar(bar, _mean(losses), width=0.6, color="C0", alpha=0.5, label=labels[0])
         axes.plot([bar] * len(losses), losses, "o", color="black", ms=3, label=labels[1])
     axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="random guess")
-    axes.set_xticks(range(len(found)), found)
+    axes.set_xticks(range(len(losses_by_encoding)), losses_by_encoding)
     axes.set_xlabel("positional encoding")
     axes.set_ylabel("loss, nats per symbol")
-    best = min(found, key=lambda name: _mean(found[name]))
-    write_message(figure, f"Copying {LENGTH} symbols: “{best}” has the lowest mean loss")
+    best_encoding = min(losses_by_encoding, key=lambda name: _mean(losses_by_encoding[name]))
+    write_message(
+        figure, f"Copying {COPIED_LENGTH} symbols: “{best_encoding}” has the lowest mean loss"
+    )
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return figure
 

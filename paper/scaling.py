@@ -26,8 +26,8 @@ NUM_QUERIES = 1024
 # d_k of the base model; the text states the numbers at this width
 BASE_WIDTH = 64
 # the gradient of a query has vanished if the norm of the softmax's Jacobian is below this
-VANISHED = 0.01
-SCALES = {
+VANISHED_NORM = 0.01
+SCALE_OF_WIDTH = {
     "none": lambda d_k: 1.0,
     "1 / sqrt(d_k)": lambda d_k: d_k**-0.5,
     "1 / sqrt(d_model)": lambda d_k: (NUM_HEADS * d_k) ** -0.5,
@@ -41,19 +41,20 @@ class SoftmaxStatistics:
     Attributes:
         variance: Variance of the scaled scores.
         entropy: Entropy of the weights, in nats.
-        largest: Largest weight of a query.
-        gradient: Frobenius norm of the softmax's Jacobian. The gradient of the scores is at most
-            this many times as long as the gradient of the weights.
-        median_gradient: Median over the queries of the norm of the Jacobian.
-        vanished: Share of the queries for which the norm of the Jacobian is below `VANISHED`.
+        largest_weight: Largest weight of a query.
+        mean_jacobian_norm: Frobenius norm of the softmax's Jacobian. The gradient of the scores is
+            at most this many times as long as the gradient of the weights.
+        median_jacobian_norm: Median over the queries of the norm of the Jacobian.
+        vanished_share: Share of the queries for which the norm of the Jacobian is below
+            `VANISHED_NORM`.
     """
 
     variance: float
     entropy: float
-    largest: float
-    gradient: float
-    median_gradient: float
-    vanished: float
+    largest_weight: float
+    mean_jacobian_norm: float
+    median_jacobian_norm: float
+    vanished_share: float
 
 
 def measure(
@@ -78,25 +79,25 @@ def measure(
     Raises:
         ValueError: If a size is below 1.
     """
-    for name, size in (("d_k", d_k), ("num_keys", num_keys), ("num_queries", num_queries)):
+    for size_name, size in (("d_k", d_k), ("num_keys", num_keys), ("num_queries", num_queries)):
         if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}.")
-    random = torch.Generator().manual_seed(seed)
-    query = torch.randn(num_queries, 1, d_k, generator=random)  # [Q, 1, d_k]
-    key = torch.randn(num_queries, num_keys, d_k, generator=random)  # [Q, K, d_k]
+            raise ValueError(f"{size_name} must be at least 1, got {size}.")
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(num_queries, 1, d_k, generator=generator)  # [Q, 1, d_k]
+    key = torch.randn(num_queries, num_keys, d_k, generator=generator)  # [Q, K, d_k]
     scores = query @ key.transpose(-2, -1) * scale  # [Q, 1, K]
     # the model's attention divides by sqrt(d_k): multiply first, so that only `scale` has an effect
-    scaled = query * (scale * math.sqrt(d_k))
-    _, weights = scaled_dot_product_attention(scaled, key, key[..., :1], None)
+    scaled_query = query * (scale * math.sqrt(d_k))
+    _, weights = scaled_dot_product_attention(scaled_query, key, key[..., :1], None)
     weights = weights[:, 0].double()  # [Q, K]
-    gradients = jacobian_norm(weights)  # [Q]
+    jacobian_norms = jacobian_norm(weights)  # [Q]
     return SoftmaxStatistics(
         variance=float(scores.var()),
         entropy=float(-torch.special.xlogy(weights, weights).sum(dim=-1).mean()),
-        largest=float(weights.max(dim=-1).values.mean()),
-        gradient=float(gradients.mean()),
-        median_gradient=float(gradients.median()),
-        vanished=float((gradients < VANISHED).double().mean()),
+        largest_weight=float(weights.max(dim=-1).values.mean()),
+        mean_jacobian_norm=float(jacobian_norms.mean()),
+        median_jacobian_norm=float(jacobian_norms.median()),
+        vanished_share=float((jacobian_norms < VANISHED_NORM).double().mean()),
     )
 
 
@@ -148,24 +149,26 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         ValueError: If a size is below 1.
     """
     widths = sorted(set(flags.d_k))
-    found = {
+    statistics_by_scale = {
         name: [measure(d_k, scale(d_k), num_keys=flags.num_keys, seed=flags.seed) for d_k in widths]
-        for name, scale in SCALES.items()
+        for name, scale in SCALE_OF_WIDTH.items()
     }
-    yield _variance_section(widths, found)
-    yield _softmax_section(widths, found, flags.num_keys)
+    yield _variance_section(widths, statistics_by_scale)
+    yield _softmax_section(widths, statistics_by_scale, flags.num_keys)
 
 
-def _variance_section(widths: Sequence[int], found: dict[str, list[SoftmaxStatistics]]) -> Section:
+def _variance_section(
+    widths: Sequence[int], statistics_by_scale: dict[str, list[SoftmaxStatistics]]
+) -> Section:
     formulas = {
         "none": widths,
         "1 / sqrt(d_k)": [1.0] * len(widths),
         "1 / sqrt(d_model)": [1 / NUM_HEADS] * len(widths),
     }
     figure, axes = new_figure(7.0, 4.2)
-    for name, statistics in found.items():
+    for name, statistics in statistics_by_scale.items():
         (line,) = axes.plot(widths, formulas[name], linewidth=1, label=f"formula, {name}")
-        variances = [entry.variance for entry in statistics]
+        variances = [width_statistics.variance for width_statistics in statistics]
         axes.plot(widths, variances, "o", color=line.get_color(), label=f"measured, {name}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -174,64 +177,72 @@ def _variance_section(widths: Sequence[int], found: dict[str, list[SoftmaxStatis
     axes.set_ylabel("variance of the scores")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    worst = max(
-        abs(entry.variance / formula - 1)
-        for name, statistics in found.items()
-        for entry, formula in zip(statistics, formulas[name], strict=True)
+    largest_error = max(
+        abs(width_statistics.variance / formula - 1)
+        for name, statistics in statistics_by_scale.items()
+        for width_statistics, formula in zip(statistics, formulas[name], strict=True)
     )
-    first, last = found["none"][0].variance, found["none"][-1].variance
+    rows = []
+    for width_index, d_k in enumerate(widths):
+        row: list[float] = [d_k]
+        for name in SCALE_OF_WIDTH:
+            measured_variance = statistics_by_scale[name][width_index].variance
+            row += [measured_variance, float(formulas[name][width_index])]
+        rows.append(row)
+    unscaled = statistics_by_scale["none"]
+    first_variance, last_variance = unscaled[0].variance, unscaled[-1].variance
     return Section(
         name="variance",
         title="The variance of q . k is d_k",
         finding="A score is a sum of d_k products. If the components of queries and keys have mean "
         "0 and variance 1, so has each product, and the variance of the score is d_k: measured "
-        f"{first:.2f} at d_k = {widths[0]} and {last:.1f} at {widths[-1]}. Divided by the root of "
-        "d_k, scores have variance 1 at every width. Divided by the root of d_model = "
-        f"{NUM_HEADS} d_k, a common error, they have variance 1 / h = {1 / NUM_HEADS:g}. Every "
-        f"measured variance is within {worst:.1%} of its formula.",
+        f"{first_variance:.2f} at d_k = {widths[0]} and {last_variance:.1f} at {widths[-1]}. "
+        "Divided by the root of d_k, scores have variance 1 at every width. Divided by the root of "
+        f"d_model = {NUM_HEADS} d_k, a common error, they have variance 1 / h = {1 / NUM_HEADS:g}. "
+        f"Every measured variance is within {largest_error:.1%} of its formula.",
         columns=(
             "d_k",
-            *(f"{name}: {what}" for name in SCALES for what in ("measured", "formula")),
+            *(
+                f"{name}: {number_kind}"
+                for name in SCALE_OF_WIDTH
+                for number_kind in ("measured", "formula")
+            ),
         ),
-        rows=[
-            [
-                d_k,
-                *(
-                    value
-                    for name in SCALES
-                    for value in (found[name][i].variance, float(formulas[name][i]))
-                ),
-            ]
-            for i, d_k in enumerate(widths)
-        ],
+        rows=rows,
         figure=figure,
         message="Scores without scaling grow with d_k; divided by its root they keep variance 1",
     )
 
 
 def _softmax_section(
-    widths: Sequence[int], found: dict[str, list[SoftmaxStatistics]], num_keys: int
+    widths: Sequence[int], statistics_by_scale: dict[str, list[SoftmaxStatistics]], num_keys: int
 ) -> Section:
-    at = widths.index(BASE_WIDTH) if BASE_WIDTH in widths else len(widths) - 1
-    none, paper, slip = (found[name][at] for name in SCALES)
-    last_none, last_paper = found["none"][-1], found["1 / sqrt(d_k)"][-1]
+    width_index = widths.index(BASE_WIDTH) if BASE_WIDTH in widths else len(widths) - 1
+    stated_width = widths[width_index]
+    unscaled, scaled, overscaled = (
+        statistics_by_scale[name][width_index] for name in SCALE_OF_WIDTH
+    )
+    last_unscaled = statistics_by_scale["none"][-1]
+    last_scaled = statistics_by_scale["1 / sqrt(d_k)"][-1]
     return Section(
         name="softmax",
         title="The effect on the softmax",
-        finding=f"At d_k = {widths[at]} and {num_keys} keys, unscaled scores give a largest weight "
-        f"of {none.largest:.2f} and an entropy of {none.entropy:.2f} nats; the maximum is "
-        f"{math.log(num_keys):.2f}. Scaled scores give {paper.largest:.2f} and "
-        f"{paper.entropy:.2f}. The gradient passes through the Jacobian of the softmax. Without "
-        f"scaling, the Jacobian vanishes (norm below {VANISHED}) for {none.vanished:.0%} of the "
-        f"queries at d_k = {widths[at]} and for {last_none.vanished:.0%} at {widths[-1]}. Its "
-        f"median norm is {none.median_gradient:.3f} at {widths[at]}, and "
-        f"{paper.median_gradient:.3f} with scaling; at {widths[-1]} it is "
-        f"{last_none.median_gradient:.4f}, and {last_paper.median_gradient:.3f} with scaling. The "
-        f"mean norm falls more slowly ({none.gradient:.3f} and {last_none.gradient:.3f}), because "
-        "a few queries have similar weights on two keys. Divided by the root of d_model, the "
-        f"weights are too even (entropy {slip.entropy:.2f}): every head begins almost as an "
-        f"average of all keys, with a median norm of {slip.median_gradient:.3f}, and the smaller "
-        "factor also scales the gradient of queries and keys.",
+        finding=f"At d_k = {stated_width} and {num_keys} keys, unscaled scores give a largest "
+        f"weight of {unscaled.largest_weight:.2f} and an entropy of {unscaled.entropy:.2f} nats; "
+        f"the maximum is {math.log(num_keys):.2f}. Scaled scores give {scaled.largest_weight:.2f} "
+        f"and {scaled.entropy:.2f}. The gradient passes through the Jacobian of the softmax. "
+        f"Without scaling, the Jacobian vanishes (norm below {VANISHED_NORM}) for "
+        f"{unscaled.vanished_share:.0%} of the queries at d_k = {stated_width} and for "
+        f"{last_unscaled.vanished_share:.0%} at {widths[-1]}. Its median norm is "
+        f"{unscaled.median_jacobian_norm:.3f} at {stated_width}, and "
+        f"{scaled.median_jacobian_norm:.3f} with scaling; at {widths[-1]} it is "
+        f"{last_unscaled.median_jacobian_norm:.4f}, and {last_scaled.median_jacobian_norm:.3f} "
+        f"with scaling. The mean norm falls more slowly ({unscaled.mean_jacobian_norm:.3f} and "
+        f"{last_unscaled.mean_jacobian_norm:.3f}), because a few queries have similar weights on "
+        "two keys. Divided by the root of d_model, the weights are too even (entropy "
+        f"{overscaled.entropy:.2f}): every head begins almost as an average of all keys, with a "
+        f"median norm of {overscaled.median_jacobian_norm:.3f}, and the smaller factor also scales "
+        "the gradient of queries and keys.",
         columns=(
             "scaling",
             "d_k",
@@ -239,55 +250,56 @@ def _softmax_section(
             "largest weight",
             "norm of the Jacobian, mean",
             "median",
-            f"share below {VANISHED}",
+            f"share below {VANISHED_NORM}",
         ),
         rows=[
             [
                 name,
                 d_k,
-                entry.entropy,
-                entry.largest,
-                entry.gradient,
-                entry.median_gradient,
-                entry.vanished,
+                width_statistics.entropy,
+                width_statistics.largest_weight,
+                width_statistics.mean_jacobian_norm,
+                width_statistics.median_jacobian_norm,
+                width_statistics.vanished_share,
             ]
-            for name, statistics in found.items()
-            for d_k, entry in zip(widths, statistics, strict=True)
+            for name, statistics in statistics_by_scale.items()
+            for d_k, width_statistics in zip(widths, statistics, strict=True)
         ],
-        figure=_draw_softmax(widths, found, num_keys),
+        figure=_draw_softmax(widths, statistics_by_scale, num_keys),
         message="Without scaling the softmax chooses a single key, and more and more queries lose "
         f"their gradient (d_model = {NUM_HEADS} d_k)",
     )
 
 
 def _draw_softmax(
-    widths: Sequence[int], found: dict[str, list[SoftmaxStatistics]], num_keys: int
+    widths: Sequence[int], statistics_by_scale: dict[str, list[SoftmaxStatistics]], num_keys: int
 ) -> "Figure":
     figure, all_axes = new_figure(10.5, 4.0, 1, 3)
     panels = (
         ("entropy", "entropy of the weights (nats)"),
-        ("median_gradient", "norm of the softmax's Jacobian, median"),
-        ("vanished", f"share of queries with a norm below {VANISHED}"),
+        ("median_jacobian_norm", "norm of the softmax's Jacobian, median"),
+        ("vanished_share", f"share of queries with a norm below {VANISHED_NORM}"),
     )
-    for axes, (field, label) in zip(all_axes[0], panels, strict=True):
-        for number, (name, statistics) in enumerate(found.items()):
-            values = [getattr(entry, field) for entry in statistics]
+    for axes, (field, field_label) in zip(all_axes[0], panels, strict=True):
+        for curve_index, (name, statistics) in enumerate(statistics_by_scale.items()):
+            values = [getattr(width_statistics, field) for width_statistics in statistics]
             # draw the last curve dashed and thin, so that an equal curve below it stays visible
-            line, size = ("--", 4) if name == list(found)[-1] else ("-", 7 - number)
-            scaling = "not scaled" if name == "none" else f"scaled by {name}"
+            is_last = curve_index == len(statistics_by_scale) - 1
+            line_style, marker_size = ("--", 4) if is_last else ("-", 7 - curve_index)
+            label = "not scaled" if name == "none" else f"scaled by {name}"
             axes.plot(
                 widths,
                 values,
                 marker="o",
-                linestyle=line,
-                linewidth=size / 2,
-                markersize=size,
-                label=scaling,
+                linestyle=line_style,
+                linewidth=marker_size / 2,
+                markersize=marker_size,
+                label=label,
             )
         axes.set_xscale("log", base=2)
         axes.set_xticks(widths, [str(d_k) for d_k in widths], fontsize=7)
         axes.set_xlabel("d_k")
-        axes.set_ylabel(label)
+        axes.set_ylabel(field_label)
         axes.set_ylim(bottom=0.0)
         axes.grid(alpha=0.3)
     # equal weights for all keys have the highest entropy

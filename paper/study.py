@@ -16,12 +16,12 @@ from ..drawing import save_figure, write_message
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAGE = "README.md"
-NUMBERS = "study.json"
-DIGITS = 4
+PAGE_FILE = "README.md"
+NUMBERS_FILE = "study.json"
+SIGNIFICANT_DIGITS = 4
 LINE_WIDTH = 100
 # a bar inside a cell, escaped, because a plain bar ends the cell of a Markdown table
-BAR = r"\|"
+ESCAPED_BAR = r"\|"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +78,15 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     Returns:
         One line for the column heads and one for each row.
     """
-    cells = [list(map(cell, row)) for row in rows]
+    cells = [list(map(format_cell, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    right = [_is_of_numbers(column) for column in zip(*rows, strict=True)] or [False] * len(columns)
+    is_numeric = _numeric_columns(columns, rows)
     return "\n".join(
         "  ".join(
-            text.rjust(width) if is_right else text.ljust(width)
-            for text, width, is_right in zip(line, widths, right, strict=True)
+            text.rjust(width) if is_right_aligned else text.ljust(width)
+            for text, width, is_right_aligned in zip(texts, widths, is_numeric, strict=True)
         ).rstrip()
-        for line in [list(columns), *cells]
+        for texts in [list(columns), *cells]
     )
 
 
@@ -100,20 +100,22 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str
     Returns:
         The lines of the table.
     """
-    right = [_is_of_numbers(column) for column in zip(*rows, strict=True)] or [False] * len(columns)
-    rule = ["--:" if is_right else "---" for is_right in right]
-    lines = [list(columns), rule, *(list(map(cell, row)) for row in rows)]
-    return "\n".join(f"| {' | '.join(text.replace('|', BAR) for text in line)} |" for line in lines)
+    is_numeric = _numeric_columns(columns, rows)
+    rule_line = ["--:" if is_right_aligned else "---" for is_right_aligned in is_numeric]
+    lines = [list(columns), rule_line, *(list(map(format_cell, row)) for row in rows)]
+    return "\n".join(
+        f"| {' | '.join(text.replace('|', ESCAPED_BAR) for text in texts)} |" for texts in lines
+    )
 
 
-def cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """Format a value for a table.
 
     Args:
         value: A text, a number, or None.
 
     Returns:
-        The text: `DIGITS` significant digits of a float, all digits of an integer, "yes" or "no"
+        The text: `SIGNIFICANT_DIGITS` digits of a float, all digits of an integer, "yes" or "no"
         for a boolean, an empty text for None.
     """
     if value is None:
@@ -123,7 +125,7 @@ def cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:.{DIGITS}g}"
+        return f"{value:.{SIGNIFICANT_DIGITS}g}"
     return str(value)
 
 
@@ -157,35 +159,42 @@ def write_study(
     """
     make_folder(folder)
     pictures_folder = folder if pictures_folder is None else pictures_folder
-    link = Path(os.path.relpath(pictures_folder, folder)).as_posix()
-    page = [f"# {title}", f"```text\n{environment['command']}\n```"]
-    numbers = {}
+    pictures_link = Path(os.path.relpath(pictures_folder, folder)).as_posix()
+    page_blocks = [f"# {title}", f"```text\n{environment['command']}\n```"]
+    section_entries = {}
     for section in sections:
-        page.append(f"## {section.title}")
-        page.append(section.finding)
+        page_blocks.append(f"## {section.title}")
+        page_blocks.append(section.finding)
         if section.columns:
-            page.append(markdown_table(section.columns, section.rows))
+            page_blocks.append(markdown_table(section.columns, section.rows))
         if section.has_picture():
-            picture = f"{section.name}.{'png' if section.drawing is None else 'svg'}"
+            picture_file = f"{section.name}.{'png' if section.drawing is None else 'svg'}"
             if section.drawing is not None:
                 make_folder(pictures_folder)
-                write_atomically(pictures_folder / picture, section.drawing)
+                write_atomically(pictures_folder / picture_file, section.drawing)
             elif section.figure is not None:
                 if section.message:
                     write_message(section.figure, section.message)
-                save_figure(section.figure, pictures_folder / picture)
-            page.append(f"![{section.title}]({picture if link == '.' else f'{link}/{picture}'})")
-        numbers[section.name] = {
+                save_figure(section.figure, pictures_folder / picture_file)
+            picture_link = (
+                picture_file if pictures_link == "." else f"{pictures_link}/{picture_file}"
+            )
+            page_blocks.append(f"![{section.title}]({picture_link})")
+        section_entries[section.name] = {
             "title": section.title,
             "says": section.finding,
             "columns": list(section.columns),
             "rows": [list(row) for row in section.rows],
             **section.numbers,
         }
-    write_atomically(folder / PAGE, "\n\n".join(page) + "\n")
-    content = {"title": title, "environment": dict(environment), "sections": _finite(numbers)}
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    write_atomically(folder / NUMBERS, text + "\n")
+    write_atomically(folder / PAGE_FILE, "\n\n".join(page_blocks) + "\n")
+    study_entries = {
+        "title": title,
+        "environment": dict(environment),
+        "sections": _replace_non_finite(section_entries),
+    }
+    text = json.dumps(study_entries, indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomically(folder / NUMBERS_FILE, text + "\n")
 
 
 def show_study(
@@ -206,42 +215,53 @@ def show_study(
     from ..train.run_folder.environment import environment_facts
 
     # check the folders now, because a computation may take minutes
-    for name, chosen in (("output_dir", folder), ("pictures_dir", pictures_folder or folder)):
-        nearest = next(path for path in (chosen, *chosen.absolute().parents) if path.exists())
-        if not nearest.is_dir():
-            raise ValueError(f"{name} must be a folder, got the file {nearest}.")
-    done = []
+    for flag_name, chosen_folder in (
+        ("output_dir", folder),
+        ("pictures_dir", pictures_folder or folder),
+    ):
+        path_and_parents = (chosen_folder, *chosen_folder.absolute().parents)
+        nearest_path = next(path for path in path_and_parents if path.exists())
+        if not nearest_path.is_dir():
+            raise ValueError(f"{flag_name} must be a folder, got the file {nearest_path}.")
+    finished_sections = []
     with locked_folder(folder):
         try:
             for section in sections:
                 if not section.is_printed_only:
-                    done.append(section)
+                    finished_sections.append(section)
                 sys.stdout.write(f"{section.text()}\n")
                 sys.stdout.flush()
         finally:
             # also after an error or an interrupt, so that finished sections are not lost
-            if done:
-                write_study(folder, title, done, environment_facts(), pictures_folder)
-    if not done:
+            if finished_sections:
+                write_study(folder, title, finished_sections, environment_facts(), pictures_folder)
+    if not finished_sections:
         return
-    has_pictures = any(section.has_picture() for section in done)
-    content = "the findings with their pictures" if has_pictures else "the findings"
-    sys.stdout.write(f"{folder / PAGE} has {content}\n")
+    has_pictures = any(section.has_picture() for section in finished_sections)
+    content_phrase = "the findings with their pictures" if has_pictures else "the findings"
+    sys.stdout.write(f"{folder / PAGE_FILE} has {content_phrase}\n")
 
 
-def _is_of_numbers(column: Iterable[Any]) -> bool:
-    values = [value for value in column if value is not None]
-    return bool(values) and all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in values
+def _numeric_columns(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[bool]:
+    """Return whether each column has only numbers, which is False in a table without rows."""
+    if not rows:
+        return [False] * len(columns)
+    return [_is_numeric_column(column) for column in zip(*rows, strict=True)]
+
+
+def _is_numeric_column(column: Iterable[Any]) -> bool:
+    filled_cells = [value for value in column if value is not None]
+    return bool(filled_cells) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in filled_cells
     )
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     # JSON has neither infinity nor NaN, so they become texts
     if isinstance(value, Mapping):
-        return {name: _finite(entry) for name, entry in value.items()}
+        return {name: _replace_non_finite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
+        return [_replace_non_finite(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -7,7 +7,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NUM_SENTENCES = 8
-REPEATS = 3
-LENGTHS = (8, 16, 32, 64, 128)
+NUM_REPEATS = 3
+TARGET_LENGTHS = (8, 16, 32, 64, 128)
 # sentence pairs from which the vocabulary of the random model is learned
-NUM_PAIRS = 500
+NUM_VOCABULARY_PAIRS = 500
 # vocabulary size of the random model
 VOCAB_SIZE = 600
 # sizes of the random model
-SIZES = {
+RANDOM_MODEL_SIZES = {
     "hidden_size": 64,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -44,7 +44,17 @@ SIZES = {
     "encoder_ffn_dim": 256,
     "decoder_ffn_dim": 256,
 }
-WAYS = ("one pass", "step by step, with cache", "step by step, without cache")
+ONE_PASS = "one pass"
+STEPS_WITH_CACHE = "step by step, with cache"
+STEPS_WITHOUT_CACHE = "step by step, without cache"
+WAYS = (ONE_PASS, STEPS_WITH_CACHE, STEPS_WITHOUT_CACHE)
+
+
+class TimedLosses(NamedTuple):
+    """Losses of the target tokens, [T], and seconds of the fastest repeat."""
+
+    losses: Tensor
+    seconds: float
 
 
 @torch.no_grad()
@@ -59,9 +69,9 @@ def losses_of_one_pass(model: PreTrainedModel, source: Tensor, labels: Tensor) -
     Returns:
         Losses in nats, [T].
     """
-    inputs = model.prepare_decoder_input_ids_from_labels(labels)  # [1, T]
-    logits = model(input_ids=source, decoder_input_ids=inputs, use_cache=False).logits
-    return _losses(logits, labels)
+    decoder_inputs = model.prepare_decoder_input_ids_from_labels(labels)  # [1, T]
+    logits = model(input_ids=source, decoder_input_ids=decoder_inputs, use_cache=False).logits
+    return _token_losses(logits, labels)
 
 
 @torch.no_grad()
@@ -82,33 +92,32 @@ def losses_step_by_step(
     Returns:
         Losses in nats, [T].
     """
-    inputs = model.prepare_decoder_input_ids_from_labels(labels)  # [1, T]
+    decoder_inputs = model.prepare_decoder_input_ids_from_labels(labels)  # [1, T]
     memory = model.get_encoder()(input_ids=source)
     logits, cache = [], None
-    for end in range(1, labels.shape[1] + 1):
-        read = inputs[:, end - 1 : end] if use_cache else inputs[:, :end]
+    for num_read in range(1, labels.shape[1] + 1):
+        first_read = num_read - 1 if use_cache else 0
+        step_inputs = decoder_inputs[:, first_read:num_read]
         outputs = model(
             encoder_outputs=memory,
-            decoder_input_ids=read,
+            decoder_input_ids=step_inputs,
             cache=cache,
             use_cache=use_cache,
             logits_to_keep=1,
         )
         logits.append(outputs.logits)
         cache = outputs.get(CACHE_NAME)
-    return _losses(torch.cat(logits, dim=1), labels)
+    return _token_losses(torch.cat(logits, dim=1), labels)
 
 
-def _losses(logits: Tensor, labels: Tensor) -> Tensor:
+def _token_losses(logits: Tensor, labels: Tensor) -> Tensor:
     # `smoothed_loss_sum` sums over tokens, so call it once for each token to get separate losses
     return torch.stack(
         [smoothed_loss_sum(logits[:, [t]], labels[:, [t]], 0.0) for t in range(labels.shape[1])]
     ).cpu()
 
 
-def timed(
-    model: PreTrainedModel, source: Tensor, labels: Tensor
-) -> dict[str, tuple[Tensor, float]]:
+def time_losses(model: PreTrainedModel, source: Tensor, labels: Tensor) -> dict[str, TimedLosses]:
     """Compute the losses of a sentence in each of `WAYS`, and measure the time.
 
     Args:
@@ -117,23 +126,23 @@ def timed(
         labels: Target tokens, [1, T].
 
     Returns:
-        Losses, [T], and seconds of the fastest repeat, by `WAYS`.
+        Losses and seconds, by `WAYS`.
     """
-    functions: dict[str, Callable[[], Tensor]] = {
-        WAYS[0]: lambda: losses_of_one_pass(model, source, labels),
-        WAYS[1]: lambda: losses_step_by_step(model, source, labels, use_cache=True),
-        WAYS[2]: lambda: losses_step_by_step(model, source, labels, use_cache=False),
+    function_by_way: dict[str, Callable[[], Tensor]] = {
+        ONE_PASS: lambda: losses_of_one_pass(model, source, labels),
+        STEPS_WITH_CACHE: lambda: losses_step_by_step(model, source, labels, use_cache=True),
+        STEPS_WITHOUT_CACHE: lambda: losses_step_by_step(model, source, labels, use_cache=False),
     }
-    found = {}
-    for way, function in functions.items():
+    timed_losses = {}
+    for way, function in function_by_way.items():
         seconds = []
-        for _ in range(REPEATS):
+        for _ in range(NUM_REPEATS):
             # `function` copies the losses to the CPU, so it returns after the device has finished
-            started = time.perf_counter()
+            start_time = time.perf_counter()
             losses = function()
-            seconds.append(time.perf_counter() - started)
-        found[way] = losses, min(seconds)
-    return found
+            seconds.append(time.perf_counter() - start_time)
+        timed_losses[way] = TimedLosses(losses, min(seconds))
+    return timed_losses
 
 
 def demo_pairs(count: int) -> list[tuple[str, str]]:
@@ -170,7 +179,7 @@ def random_model(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=tokenizer.bos_token_id,
-        **SIZES,
+        **RANDOM_MODEL_SIZES,
     )
     return VanillaTransformerForConditionalGeneration(config).eval(), tokenizer
 
@@ -188,7 +197,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--lengths",
         type=int,
         nargs="+",
-        default=list(LENGTHS),
+        default=list(TARGET_LENGTHS),
         help="target lengths to time (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
@@ -209,77 +218,99 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     """
     if (flags.sentence is None) != (flags.translation is None):
         raise ValueError("sentence and translation must be given together, got only one of them.")
-    for name in ("sentence", "translation"):
-        text = getattr(flags, name)
+    for flag_name in ("sentence", "translation"):
+        text = getattr(flags, flag_name)
         if text is not None and not text.strip():
-            raise ValueError(f"{name} must have a word, got {text!r}.")
+            raise ValueError(f"{flag_name} must have a word, got {text!r}.")
     if min(flags.lengths) < 1:
         raise ValueError(f"lengths must be at least 1, got {min(flags.lengths)}.")
     pairs = []
     if flags.sentence is None or flags.model is None:
-        pairs = demo_pairs(NUM_PAIRS)
+        pairs = demo_pairs(NUM_VOCABULARY_PAIRS)
     if flags.model is None:
         model, tokenizer = random_model(pairs, flags.seed)
     else:
         model, tokenizer = load_trained(flags.model, flags.trust_remote_code)
-    shown = pairs[:NUM_SENTENCES]
+    shown_pairs = pairs[:NUM_SENTENCES]
     if flags.sentence is not None:
-        shown = [(flags.sentence, flags.translation)]
+        shown_pairs = [(flags.sentence, flags.translation)]
 
-    def encoded(text: str) -> Tensor:
+    def encode(text: str) -> Tensor:
         return torch.tensor([tokenizer(text).input_ids], device=model.device)
 
-    ids = [(encoded(source), encoded(target)) for source, target in shown]
+    pair_ids = [(encode(source), encode(target)) for source, target in shown_pairs]
     # warm up, so that the time of the first set-up is not measured
-    timed(model, *ids[0])
-    yield _losses_section(model, tokenizer, shown, ids, is_trained=flags.model is not None)
-    longest = max_source_tokens(model.config)
-    lengths = sorted(
-        {length if longest is None else min(length, longest) for length in flags.lengths}
+    time_losses(model, *pair_ids[0])
+    yield _losses_section(
+        model, tokenizer, shown_pairs, pair_ids, is_trained=flags.model is not None
     )
-    yield _time_section(model, ids[0][0], lengths, flags.seed)
+    max_length = max_source_tokens(model.config)
+    lengths = set(flags.lengths)
+    if max_length is not None:
+        lengths = {min(length, max_length) for length in lengths}
+    first_source, _ = pair_ids[0]
+    yield _time_section(model, first_source, sorted(lengths), flags.seed)
 
 
 def _losses_section(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    shown: Sequence[tuple[str, str]],
-    ids: Sequence[tuple[Tensor, Tensor]],
+    shown_pairs: Sequence[tuple[str, str]],
+    pair_ids: Sequence[tuple[Tensor, Tensor]],
     is_trained: bool,
 ) -> Section:
-    found = [timed(model, *pair) for pair in ids]
-    lengths = [labels.shape[1] for _, labels in ids]
-    longest = max(range(len(ids)), key=lengths.__getitem__)
-    total = sum(lengths)
+    timed_by_sentence = [time_losses(model, *pair) for pair in pair_ids]
+    target_lengths = [labels.shape[1] for _, labels in pair_ids]
+    longest_index = max(range(len(pair_ids)), key=target_lengths.__getitem__)
+    num_target_tokens = sum(target_lengths)
     counts = {
-        WAYS[0]: (len(ids), total),
-        WAYS[1]: (total, total),
-        WAYS[2]: (total, sum(length * (length + 1) // 2 for length in lengths)),
+        ONE_PASS: (len(pair_ids), num_target_tokens),
+        STEPS_WITH_CACHE: (num_target_tokens, num_target_tokens),
+        STEPS_WITHOUT_CACHE: (
+            num_target_tokens,
+            sum(length * (length + 1) // 2 for length in target_lengths),
+        ),
     }
     differences = {
-        way: max(float((each[way][0] - each[WAYS[0]][0]).abs().max()) for each in found)
+        way: max(
+            float((timed_losses[way].losses - timed_losses[ONE_PASS].losses).abs().max())
+            for timed_losses in timed_by_sentence
+        )
         for way in WAYS
     }
-    means = {way: sum(float(each[way][0].sum()) for each in found) / total for way in WAYS}
-    rows = [
-        [way, *counts[way], means[way], differences[way], 1e3 * sum(each[way][1] for each in found)]
+    mean_losses = {
+        way: sum(float(timed_losses[way].losses.sum()) for timed_losses in timed_by_sentence)
+        / num_target_tokens
         for way in WAYS
+    }
+    milliseconds = {
+        way: 1e3 * sum(timed_losses[way].seconds for timed_losses in timed_by_sentence)
+        for way in WAYS
+    }
+    rows = [
+        [way, *counts[way], mean_losses[way], differences[way], milliseconds[way]] for way in WAYS
     ]
-    tokens = token_texts(tokenizer, ids[longest][1][0].tolist())
-    losses = {way: losses for way, (losses, _) in found[longest].items()}
-    of_model = "a trained model" if is_trained else "a model with random weights"
-    sentences = f"{len(ids)} sentences of the demo" if len(ids) > 1 else "this sentence"
+    _, shown_target = shown_pairs[longest_index]
+    _, shown_labels = pair_ids[longest_index]
+    tokens = token_texts(tokenizer, shown_labels[0].tolist())
+    shown_losses = {
+        way: timed_losses.losses for way, timed_losses in timed_by_sentence[longest_index].items()
+    }
+    model_phrase = "a trained model" if is_trained else "a model with random weights"
+    sentences_phrase = (
+        f"{len(pair_ids)} sentences of the demo" if len(pair_ids) > 1 else "this sentence"
+    )
     return Section(
         name="losses",
         title="One pass gives the losses of all steps",
-        finding=f"The decoder of {of_model} reads {sentences} with {total} target tokens. Each "
-        "position reads the true tokens before it, and the mask hides the later ones. So position "
-        "t of one pass computes the same as step t. The mean loss is "
-        f"{means[WAYS[0]]:.4f} nats. The losses agree up to rounding: the steps differ from one "
-        f"pass by at most {differences[WAYS[1]]:.0e} with the cache of keys and values, and by at "
-        f"most {differences[WAYS[2]]:.0e} without it. Training needs {counts[WAYS[0]][0]} decoder "
-        f"pass{'es' if len(ids) > 1 else ''}, translation needs {counts[WAYS[1]][0]}. The picture "
-        f"shows the sentence: {shown[longest][1]}",
+        finding=f"The decoder of {model_phrase} reads {sentences_phrase} with {num_target_tokens} "
+        "target tokens. Each position reads the true tokens before it, and the mask hides the "
+        "later ones. So position t of one pass computes the same as step t. The mean loss is "
+        f"{mean_losses[ONE_PASS]:.4f} nats. The losses agree up to rounding: the steps differ from "
+        f"one pass by at most {differences[STEPS_WITH_CACHE]:.0e} with the cache of keys and "
+        f"values, and by at most {differences[STEPS_WITHOUT_CACHE]:.0e} without it. Training needs "
+        f"{counts[ONE_PASS][0]} decoder pass{'es' if len(pair_ids) > 1 else ''}, translation needs "
+        f"{counts[STEPS_WITH_CACHE][0]}. The picture shows the sentence: {shown_target}",
         columns=(
             "way",
             "decoder passes",
@@ -289,29 +320,29 @@ def _losses_section(
             "milliseconds",
         ),
         rows=rows,
-        figure=_draw_losses(tokens, losses, math.log(model.config.vocab_size), is_trained),
+        figure=_draw_losses(tokens, shown_losses, math.log(model.config.vocab_size), is_trained),
         message="One pass gives each token the same loss as one step per token",
-        numbers={"tokens": tokens, "losses": {way: losses[way].tolist() for way in WAYS}},
+        numbers={"tokens": tokens, "losses": {way: shown_losses[way].tolist() for way in WAYS}},
     )
 
 
 def _draw_losses(
-    tokens: Sequence[str], losses: Mapping[str, Tensor], uniform: float, is_trained: bool
+    tokens: Sequence[str], losses: Mapping[str, Tensor], uniform_loss: float, is_trained: bool
 ) -> "Figure":
     figure, axes = new_figure(max(6.0, 1.5 + 0.34 * len(tokens)), 4.2)
-    for way, marker, size in zip(WAYS, "ox+", (9, 7, 9), strict=True):
+    for way, marker, marker_size in zip(WAYS, "ox+", (9, 7, 9), strict=True):
         axes.plot(
             losses[way],
             marker,
-            markersize=size,
+            markersize=marker_size,
             label=way,
             fillstyle="none",
             markeredgewidth=1.5,
         )
     label = "ln V: uniform distribution"
-    axes.axhline(uniform, color="0.5", linestyle="--", linewidth=1, label=label)
-    rotated = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "parse_math": False}
-    axes.set_xticks(range(len(tokens)), tokens, **rotated)
+    axes.axhline(uniform_loss, color="0.5", linestyle="--", linewidth=1, label=label)
+    label_style = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "parse_math": False}
+    axes.set_xticks(range(len(tokens)), tokens, **label_style)
     axes.set_xlabel("token to predict")
     axes.set_ylabel("loss (nats)")
     # most losses of a trained model are near 0, where only a logarithmic axis separates them
@@ -324,26 +355,27 @@ def _draw_losses(
 def _time_section(
     model: PreTrainedModel, source: Tensor, lengths: Sequence[int], seed: int
 ) -> Section:
-    random = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     rows = []
     for length in lengths:
-        labels = torch.randint(model.config.vocab_size, (1, length), generator=random)
-        found = timed(model, source, labels.to(model.device))
-        rows.append([length, *(1e3 * found[way][1] for way in WAYS)])
-    last = rows[-1]
+        labels = torch.randint(model.config.vocab_size, (1, length), generator=generator)
+        timed_losses = time_losses(model, source, labels.to(model.device))
+        rows.append([length, *(1e3 * timed_losses[way].seconds for way in WAYS)])
+    longest, one_pass_ms, with_cache_ms, without_cache_ms = rows[-1]
+    cached_ratio, uncached_ratio = with_cache_ms / one_pass_ms, without_cache_ms / one_pass_ms
     return Section(
         name="time",
         title="Time of one pass and of the steps",
-        finding=f"With {last[0]} target tokens one pass takes {last[1]:.1f} ms. The steps take "
-        f"{last[2]:.1f} ms with the cache, {last[2] / last[1]:.0f} times as long, and "
-        f"{last[3]:.1f} ms without it, {last[3] / last[1]:.0f} times as long. A recurrent network "
-        "cannot compute all positions in one pass: its step t needs the state of step t - 1, also "
-        "in training (Table 1, sequential operations).",
+        finding=f"With {longest} target tokens one pass takes {one_pass_ms:.1f} ms. The steps take "
+        f"{with_cache_ms:.1f} ms with the cache, {cached_ratio:.0f} times as long, and "
+        f"{without_cache_ms:.1f} ms without it, {uncached_ratio:.0f} times as long. A recurrent "
+        "network cannot compute all positions in one pass: its step t needs the state of step t - "
+        "1, also in training (Table 1, sequential operations).",
         columns=("target tokens", *(f"{way} (ms)" for way in WAYS)),
         rows=rows,
         figure=_draw_times(rows),
-        message=f"For {last[0]} target tokens, the steps with cache take "
-        f"{last[2] / last[1]:.0f} times as long as one pass",
+        message=f"For {longest} target tokens, the steps with cache take "
+        f"{cached_ratio:.0f} times as long as one pass",
     )
 
 

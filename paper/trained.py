@@ -9,29 +9,29 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..console import add_trust_flag
 from ..loading import load_run
 
-DEMO = "runs/demo"
+DEMO_RUN = "runs/demo"
 # the folder to which `make model` writes its trained model, with weights in float16
-EVERYDAY = "runs/everyday-fp16"
+EVERYDAY_MODEL = "runs/everyday-fp16"
 
 
 def add_model_flag(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup,
-    default: str | None = DEMO,
-    without: str = "by default no trained model",
+    default: str | None = DEMO_RUN,
+    help_without_default: str = "by default no trained model",
 ) -> None:
     """Add the flag `--model` to the flags of a study.
 
     Args:
         parser: Parser of the study, or a group of its flags.
         default: Model to use without the flag; None for no model.
-        without: Help text for the case that there is no default model.
+        help_without_default: Help text for the case that there is no default model.
     """
     parser.add_argument(
         "--model",
         metavar="RUN",
         default=default,
         help="run folder, model folder or Hub name"
-        + (" (%(default)s)" if default else f"; {without}"),
+        + (" (%(default)s)" if default else f"; {help_without_default}"),
     )
     add_trust_flag(parser)
 
@@ -42,8 +42,8 @@ def add_optional_model_flag(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: Parser of the study.
     """
-    default = DEMO if Path(DEMO).is_dir() else None
-    add_model_flag(parser, default, without=f"by default {DEMO} if it exists")
+    default = DEMO_RUN if Path(DEMO_RUN).is_dir() else None
+    add_model_flag(parser, default, help_without_default=f"by default {DEMO_RUN} if it exists")
 
 
 def explainer_model() -> str:
@@ -52,7 +52,7 @@ def explainer_model() -> str:
     Returns:
         Folder of the model for everyday sentences if it exists, or else the run folder of the demo.
     """
-    return EVERYDAY if Path(EVERYDAY).is_dir() else DEMO
+    return EVERYDAY_MODEL if Path(EVERYDAY_MODEL).is_dir() else DEMO_RUN
 
 
 def load_trained(
@@ -71,7 +71,7 @@ def load_trained(
         ValueError: If the model cannot be loaded, or the demo's model has not been trained.
     """
     # check this here, because `load_run` looks for a missing folder as a name on the Hub
-    if run == DEMO and not Path(run).is_dir():
+    if run == DEMO_RUN and not Path(run).is_dir():
         raise ValueError(
             f"model must be a trained model, got none in {run}: `make demo` trains one, "
             "or choose another one with --model."

@@ -49,7 +49,7 @@ from vanilla_transformer.paper.positions.pictures import (
     draw_similarity,
 )
 from vanilla_transformer.paper.schedule import Schedule, draw_schedules
-from vanilla_transformer.paper.trained import DEMO, load_trained
+from vanilla_transformer.paper.trained import DEMO_RUN, load_trained
 from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
 from vanilla_transformer.serving.bounded_requests import BoundedRequests
 
@@ -349,7 +349,7 @@ class Models:
         return self.loaded_models[name]
 
 
-def build_page(model_names: str | Sequence[str] = DEMO) -> gr.Blocks:
+def build_page(model_names: str | Sequence[str] = DEMO_RUN) -> gr.Blocks:
     """Build the page.
 
     Args:
@@ -381,8 +381,8 @@ def _translation_tab(models: Models):
         f"ones. The picture below shows what each word attends to ([section 3.2]({PAPER_URL})). "
         "Look for rows whose brightest cell is not on the diagonal: there the word order changes."
     )
-    if any(Path(name).name == Path(DEMO).name for name in models.names):
-        gr.Markdown(DEMO_VOCABULARY_NOTE)
+    if any(Path(name).name == Path(DEMO_RUN).name for name in models.names):
+        gr.Markdown(DEMO_KNOWS)
     # the first example is part of the page, so it is computed once and not for each visitor
     rows, weights, picture, note_text = _example(models)
     # attention weights between words, or the reason why there are none
@@ -728,7 +728,7 @@ def _with_error_sentences(function: Callable) -> Callable:
 
 
 def serve(
-    model_names: str | Sequence[str] = DEMO,
+    model_names: str | Sequence[str] = DEMO_RUN,
     host: str | None = None,
     port: int | None = None,
     **launch_arguments: Any,
@@ -781,8 +781,9 @@ def run(argv: list[str], prog: str = "vanilla_transformer.space.app") -> None:
         "--model",
         nargs="+",
         metavar="RUN",
-        default=[DEMO],
-        help=f"run folders, model folders or Hub names that visitors choose from (default: {DEMO})",
+        default=[DEMO_RUN],
+        help="run folders, model folders or Hub names that visitors choose from (default: "
+        f"{DEMO_RUN})",
     )
     parser.add_argument("--host", help="address to listen on (default: only this machine)")
     parser.add_argument("--port", type=int, help="port (default: the first free one from 7860)")

@@ -37,8 +37,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer",
         type=int,
-        help="layer to show, counted from 1; by default the last one, or the best one for the "
-        "alignment",
+        help="layer to show, counted from 1; by default the last one; in the alignment section, "
+        "the one that aligns best",
     )
     parser.add_argument(
         "--head",
@@ -54,7 +54,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Show the attention of all heads, of one head, of one word, an alignment, and statistics.
+    """Show the attention in one sentence, and measure all heads.
+
+    The sections show all heads of each of the three kinds of attention, the steps of equation (1),
+    one head of each kind, one word, an alignment, and the statistics of all heads.
 
     Args:
         flags: Flags of `add_flags`.
@@ -69,40 +72,47 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     model, tokenizer = load_trained(flags.model, flags.trust_remote_code)
     weights = attention_weights(model, tokenizer, flags.sentence, flags.translation)
     _check_layer_and_head(weights, flags.layer, flags.head)
-    measured_on = "this sentence"
-    maps = _test_maps(flags.model, model, tokenizer, flags.num_sentences)
-    if maps:
-        count = f"{len(maps)} sentences" if len(maps) > 1 else "one sentence"
-        measured_on = f"{count} of the test split"
-    maps = maps or [weights]
+    measured_weights = _test_weights(flags.model, model, tokenizer, flags.num_sentences)
+    if measured_weights:
+        num_measured = len(measured_weights)
+        sentence_count = f"{num_measured} sentences" if num_measured > 1 else "one sentence"
+        measured_on = f"{sentence_count} of the test split"
+    else:
+        measured_weights, measured_on = [weights], "this sentence"
     for kind in KINDS:
         yield grid_section(weights, kind)
     yield steps_section(model, tokenizer, flags, weights)
     yield head_section(weights, flags.layer, flags.head)
     yield word_section(weights, flags.layer)
-    yield alignment_section(weights, maps, flags.layer, measured_on)
-    yield statistics_section(maps, measured_on)
+    yield alignment_section(weights, measured_weights, flags.layer, measured_on)
+    yield statistics_section(measured_weights, measured_on)
 
 
 def _check_layer_and_head(weights: AttentionWeights, layer: int | None, head: int | None):
-    sizes = [getattr(weights, kind).shape[:2] for kind in KINDS]
+    shapes = [getattr(weights, kind).shape for kind in KINDS]  # [N, h, Q, K] each
     for name, number, last in (
-        ("layer", layer, min(size[0] for size in sizes)),
-        ("head", head, min(size[1] for size in sizes)),
+        ("layer", layer, min(num_layers for num_layers, _, _, _ in shapes)),
+        ("head", head, min(num_heads for _, num_heads, _, _ in shapes)),
     ):
         if number is not None and not 1 <= number <= last:
             raise ValueError(f"{name} must be from 1 to {last}, got {number}.")
 
 
-def _test_maps(
+def _test_weights(
     run: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, num_sentences: int
 ) -> list[AttentionWeights]:
     """Return the weights for the translations that `evaluate` saved; [] if it has saved none."""
     if num_sentences < 1:
         raise ValueError(f"num_sentences must be at least 1, got {num_sentences}.")
-    files = [Path(run) / "hypotheses" / f"test.{side}.txt" for side in ("source", "translation")]
-    if not all(file.is_file() for file in files):
+    text_files = [
+        Path(run) / "hypotheses" / f"test.{side}.txt" for side in ("source", "translation")
+    ]
+    if not all(file.is_file() for file in text_files):
         return []
-    sides = [read_text(file).split("\n")[:-1] for file in files]
-    pairs = [pair for pair in zip(*sides, strict=True) if all(map(str.strip, pair))]
+    sources, translations = (read_text(file).split("\n")[:-1] for file in text_files)
+    pairs = [
+        (source, translation)
+        for source, translation in zip(sources, translations, strict=True)
+        if source.strip() and translation.strip()
+    ]
     return [attention_weights(model, tokenizer, *pair) for pair in pairs[:num_sentences]]

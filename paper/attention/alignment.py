@@ -36,14 +36,14 @@ def align(weights: AttentionWeights, layer: int, head: int | None = None) -> lis
     words = weights.by_word()
     matrix = head_or_mean(words.cross, layer, head)[:, :-1]  # [T, S - 1]
     return [
-        Link(target, words.source[int(row.argmax())], float(row.max()))
-        for target, row in zip(words.target, matrix, strict=True)
+        Link(target, words.source[int(row_weights.argmax())], float(row_weights.max()))
+        for target, row_weights in zip(words.target, matrix, strict=True)
         if target != words.source[-1]
     ]
 
 
 def count_aligned_to_themselves(
-    maps: Sequence[AttentionWeights], layer: int | None, head: int | None = None
+    measured_weights: Sequence[AttentionWeights], layer: int | None, head: int | None = None
 ) -> tuple[int, int]:
     """Count the words with the same spelling in both languages that are aligned to themselves.
 
@@ -51,7 +51,7 @@ def count_aligned_to_themselves(
     reference alignment.
 
     Args:
-        maps: Attention weights of one or more sentences.
+        measured_weights: Attention weights of one or more sentences.
         layer: Decoder layer, counted from 0; None to align each word to the source word at the same
             relative position in its sentence.
         head: Head number, counted from 0; by default the mean of all heads of the layer.
@@ -61,25 +61,27 @@ def count_aligned_to_themselves(
         in both languages. A word counts only if it has a letter or digit and occurs exactly once in
         each of the two sentences.
     """
-    right = total = 0
-    for weights in maps:
+    num_aligned = num_same_spelling = 0
+    for weights in measured_weights:
         words = weights.by_word()
         matrix = None if layer is None else head_or_mean(words.cross, layer, head)[:, :-1]
-        for row, word in enumerate(words.target):
+        for target_index, word in enumerate(words.target):
             if words.target.count(word) != 1 or words.source[:-1].count(word) != 1:
                 continue
             if not any(map(str.isalnum, word)):
                 continue
-            by_position = row * len(words.source) // len(words.target)
-            found = by_position if matrix is None else int(matrix[row].argmax())
-            right += words.source[found] == word
-            total += 1
-    return right, total
+            if matrix is None:
+                source_index = target_index * len(words.source) // len(words.target)
+            else:
+                source_index = int(matrix[target_index].argmax())
+            num_aligned += words.source[source_index] == word
+            num_same_spelling += 1
+    return num_aligned, num_same_spelling
 
 
 def alignment_section(
     weights: AttentionWeights,
-    maps: Sequence[AttentionWeights],
+    measured_weights: Sequence[AttentionWeights],
     layer: int | None,
     measured_on: str,
 ) -> Section:
@@ -87,33 +89,40 @@ def alignment_section(
 
     Args:
         weights: Attention weights of the sentence.
-        maps: Attention weights of the sentences to count on.
+        measured_weights: Attention weights of the sentences to count on.
         layer: Decoder layer, counted from 1; by default the layer that aligns the most words to
             themselves.
-        measured_on: Phrase for the text that describes the sentences of `maps`.
+        measured_on: Phrase for the text that describes the sentences of `measured_weights`.
 
     Returns:
         The section.
     """
-    found = [count_aligned_to_themselves(maps, index) for index in range(len(weights.cross))]
-    total = found[0][1]
-    by_position, _ = count_aligned_to_themselves(maps, None)
-    best = max(range(len(found)), key=lambda index: (found[index][0], index))
-    index = best if layer is None else layer - 1
-    links, words = align(weights, index), weights.by_word()
-    strongest = words.cross[index].mean(dim=0)[: len(links), :-1].argmax(dim=-1)
-    num_back = int((strongest.diff() < 0).sum())
+    num_layers = len(weights.cross)
+    aligned_by_layer = [
+        count_aligned_to_themselves(measured_weights, index)[0] for index in range(num_layers)
+    ]
+    aligned_by_position, num_same_spelling = count_aligned_to_themselves(measured_weights, None)
+    best_index = max(range(num_layers), key=lambda index: (aligned_by_layer[index], index))
+    layer_index = best_index if layer is None else layer - 1
+    links, words = align(weights, layer_index), weights.by_word()
+    mean_weights = words.cross[layer_index].mean(dim=0)  # [T, S]
+    strongest_columns = mean_weights[: len(links), :-1].argmax(dim=-1)
+    num_backward_moves = int((strongest_columns.diff() < 0).sum())
     finding = (
         "The table has the words of the translation. Each is aligned to the source word with the "
-        f"highest weight in decoder layer {index + 1}, by the mean over the heads. The model was "
-        "not trained on alignments, and the two languages have different word orders. "
+        f"highest weight in decoder layer {layer_index + 1}, by the mean over the heads. The model "
+        "was not trained on alignments, and the two languages have different word orders. "
     )
-    if total:
-        shares = [f"{right / total:.0%} in layer {i + 1}" for i, (right, _) in enumerate(found)]
+    if num_same_spelling:
+        layer_shares = [
+            f"{num_aligned / num_same_spelling:.0%} in layer {index + 1}"
+            for index, num_aligned in enumerate(aligned_by_layer)
+        ]
         finding += (
-            f"In {measured_on}, {total} words have the same spelling in both languages, for "
-            f"example names and numbers. Of these words, {join_names(shares)} are aligned to "
-            f"themselves, and {by_position / total:.0%} by position alone."
+            f"In {measured_on}, {num_same_spelling} words have the same spelling in both "
+            "languages, for example names and numbers. Of these words, "
+            f"{join_names(layer_shares)} are aligned to themselves, and "
+            f"{aligned_by_position / num_same_spelling:.0%} by position alone."
         )
     return Section(
         name="alignment",
@@ -121,27 +130,28 @@ def alignment_section(
         finding=finding,
         columns=("translation", "source", "weight"),
         rows=[list(link) for link in links],
-        figure=_draw_alignment(words, links, index),
+        figure=_draw_alignment(words, links, layer_index),
         message="Attention of the translation to the source: the highest weight of a row (with its "
-        f"number, </s> left out) moves back in the source {num_back} of {len(links) - 1} times",
+        f"number, </s> left out) moves back in the source {num_backward_moves} of {len(links) - 1} "
+        "times",
         numbers={
-            "count_aligned_to_themselves": total,
-            "aligned_to_themselves": [right for right, _ in found],
-            "aligned_by_position": by_position,
+            "count_aligned_to_themselves": num_same_spelling,
+            "aligned_to_themselves": aligned_by_layer,
+            "aligned_by_position": aligned_by_position,
         },
     )
 
 
-def _draw_alignment(words: AttentionWeights, links: Sequence[Link], index: int) -> "Figure":
+def _draw_alignment(words: AttentionWeights, links: Sequence[Link], layer_index: int) -> "Figure":
     width, height = 2.4 + 0.42 * len(words.source), 1.5 + 0.33 * len(words.target)
     figure, axes = new_figure(width, height)
-    image = draw_matrix(axes, words, "cross", index)
+    image = draw_matrix(axes, words, "cross", layer_index)
     label_rows_and_columns(axes, words.target, words.source)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
-    matrix = words.cross[index].mean(dim=0)
+    mean_weights = words.cross[layer_index].mean(dim=0)  # [T, S]
     for row, link in enumerate(links):
-        column = int(matrix[row, :-1].argmax())
+        column = int(mean_weights[row, :-1].argmax())
         axes.text(
             column,
             row,
@@ -151,5 +161,5 @@ def _draw_alignment(words: AttentionWeights, links: Sequence[Link], index: int) 
             fontsize=7,
             color="black" if link.weight > 0.5 else "white",
         )
-    figure.colorbar(image, ax=axes, label=f"mean weight of the heads of layer {index + 1}")
+    figure.colorbar(image, ax=axes, label=f"mean weight of the heads of layer {layer_index + 1}")
     return figure

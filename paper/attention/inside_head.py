@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PROJECTIONS = ("query", "key", "value")
-LOWEST = torch.finfo(torch.float32).min
+LOWEST_FLOAT = torch.finfo(torch.float32).min
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,21 +81,21 @@ def inside_head(
         ValueError: If a text has no word, or is too long for the model.
     """
     stack = model.model.encoder if kind == "encoder" else model.model.decoder
-    block = stack.layers[layer]
-    attention = block.cross_attention if kind == "cross" else block.self_attention
-    with _projections(attention) as projected:
-        found = attention_weights(model, tokenizer, source, target)
-    query_tokens = getattr(found, KINDS[kind].queries)
-    key_tokens = getattr(found, KINDS[kind].keys)
-    widths = (attention.d_k, attention.d_k, attention.d_v)
+    stack_layer = stack.layers[layer]
+    attention = stack_layer.cross_attention if kind == "cross" else stack_layer.self_attention
+    with _record_projections(attention) as projections:
+        sentence_weights = attention_weights(model, tokenizer, source, target)
+    query_tokens = getattr(sentence_weights, KINDS[kind].queries)
+    key_tokens = getattr(sentence_weights, KINDS[kind].keys)
+    head_widths = (attention.d_k, attention.d_k, attention.d_v)
     query, key, value = (
-        projected[name][0].view(-1, projected[name].shape[-1] // width, width)[:, head]
-        for name, width in zip(PROJECTIONS, widths, strict=True)
+        projections[name][0].view(-1, projections[name].shape[-1] // width, width)[:, head]
+        for name, width in zip(PROJECTIONS, head_widths, strict=True)
     )
-    hidden = torch.zeros(len(query_tokens), len(key_tokens), dtype=torch.bool)
+    is_hidden = torch.zeros(len(query_tokens), len(key_tokens), dtype=torch.bool)
     if kind == "decoder":
-        hidden = found.hidden()
-    mask = torch.zeros(hidden.shape).masked_fill(hidden, LOWEST)
+        is_hidden = sentence_weights.hidden()
+    mask = torch.zeros(is_hidden.shape).masked_fill(is_hidden, LOWEST_FLOAT)
     context, weights = scaled_dot_product_attention(query, key, value, mask)
     return HeadSteps(
         query_tokens=query_tokens,
@@ -103,31 +103,31 @@ def inside_head(
         query=query,
         key=key,
         value=value,
-        scores=(query @ key.T / attention.d_k**0.5).masked_fill(hidden, -torch.inf),
+        scores=(query @ key.T / attention.d_k**0.5).masked_fill(is_hidden, -torch.inf),
         weights=weights,
         context=context,
-        difference=(weights - getattr(found, kind)[layer, head]).abs().max().item(),
+        difference=(weights - getattr(sentence_weights, kind)[layer, head]).abs().max().item(),
     )
 
 
 @contextmanager
-def _projections(attention: MultiHeadAttention) -> Iterator[dict[str, Tensor]]:
+def _record_projections(attention: MultiHeadAttention) -> Iterator[dict[str, Tensor]]:
     """Record Q, K and V of all heads in the last forward pass, [1, Q or K, h * width] each."""
-    projected: dict[str, Tensor] = {}
-    layers = (attention.q_proj, attention.k_proj, attention.v_proj)
+    projections: dict[str, Tensor] = {}
+    projection_layers = (attention.q_proj, attention.k_proj, attention.v_proj)
 
     def record(name: str):
         def hook(module, inputs, output: Tensor):
-            projected[name] = output.detach().float().cpu()
+            projections[name] = output.detach().float().cpu()
 
         return hook
 
     handles = [
         layer.register_forward_hook(record(name))
-        for name, layer in zip(PROJECTIONS, layers, strict=True)
+        for name, layer in zip(PROJECTIONS, projection_layers, strict=True)
     ]
     try:
-        yield projected
+        yield projections
     finally:
         for handle in handles:
             handle.remove()
@@ -152,23 +152,23 @@ def draw_head_steps(steps: HeadSteps) -> "Figure":
         ("softmax(Q K^T / sqrt(d_k))", steps.weights, queries, keys),
         ("result: softmax(...) V", steps.context, queries, None),
     ]
-    for axes, (title, values, rows, columns) in zip(all_axes.flat, panels, strict=True):
+    for axes, (title, values, row_tokens, column_tokens) in zip(all_axes.flat, panels, strict=True):
         is_weights = values is steps.weights
-        bound = values[values.isfinite()].abs().max().item()
+        largest_value = values[values.isfinite()].abs().max().item()
         image = axes.imshow(
             values.masked_fill(~values.isfinite(), torch.nan).numpy(),
             cmap="viridis" if is_weights else "RdBu_r",
-            vmin=0 if is_weights else -bound,
-            vmax=1 if is_weights else bound,
+            vmin=0 if is_weights else -largest_value,
+            vmax=1 if is_weights else largest_value,
             aspect="auto",
         )
         axes.patch.set(facecolor="0.92", hatch="/////", edgecolor="0.75")
         axes.set_title(title)
-        if columns is None:
-            label_rows_and_columns(axes, rows, [])
+        if column_tokens is None:
+            label_rows_and_columns(axes, row_tokens, [])
             axes.set_xlabel("feature")
         else:
-            label_rows_and_columns(axes, rows, columns)
+            label_rows_and_columns(axes, row_tokens, column_tokens)
         axes.tick_params(labelsize=8, length=2)
         figure.colorbar(image, ax=axes)
     return figure
@@ -193,22 +193,22 @@ def steps_section(
     """
     layer = (flags.layer or len(weights.cross)) - 1
     statistics = head_statistics([weights], "cross")[layer]
-    focused = min(range(len(statistics)), key=lambda index: statistics[index].entropy)
-    head = focused if flags.head is None else flags.head - 1
+    lowest_entropy_head = min(range(len(statistics)), key=lambda index: statistics[index].entropy)
+    head = lowest_entropy_head if flags.head is None else flags.head - 1
     steps = inside_head(model, tokenizer, flags.sentence, "cross", layer, head, flags.translation)
-    row = int(steps.weights.max(dim=-1).values.argmax())
-    column = int(steps.weights[row].argmax())
+    query_index = int(steps.weights.max(dim=-1).values.argmax())
+    key_index = int(steps.weights[query_index].argmax())
     return Section(
         name="equation-1",
         title="Equation (1) in one head",
         finding=f"Head {head + 1} of encoder-decoder attention in layer {layer + 1} has a query of "
         f"{steps.query.shape[1]} features for each token to be predicted, and a key and a value "
         "for each source token. The score is high if query and key have similar directions: it is "
-        f"{steps.scores[row, column]:.2f} for {steps.query_tokens[row]} and "
-        f"{steps.key_tokens[column]}, and the mean of this row is "
-        f"{steps.scores[row].mean():.2f}. The softmax turns this score into a weight of "
-        f"{steps.weights[row, column]:.2f}, the share of this value in the row of the result. The "
-        "weights computed here from Q and K differ from those of the model by at most "
+        f"{steps.scores[query_index, key_index]:.2f} for {steps.query_tokens[query_index]} and "
+        f"{steps.key_tokens[key_index]}, and the mean of this row is "
+        f"{steps.scores[query_index].mean():.2f}. The softmax turns this score into a weight of "
+        f"{steps.weights[query_index, key_index]:.2f}, the share of this value in the row of the "
+        "result. The weights computed here from Q and K differ from those of the model by at most "
         f"{steps.difference:.1g}.",
         figure=draw_head_steps(steps),
         message=f"Equation (1) in head {head + 1} of encoder-decoder attention in layer "

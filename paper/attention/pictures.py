@@ -21,9 +21,9 @@ def draw_grid(weights: AttentionWeights, kind: str) -> "Figure":
     Returns:
         The picture; masked positions are hatched.
     """
-    values = getattr(weights, kind)  # [N, h, Q, K]
+    head_weights = getattr(weights, kind)  # [N, h, Q, K]
     queries, keys = getattr(weights, KINDS[kind].queries), getattr(weights, KINDS[kind].keys)
-    num_layers, num_heads = values.shape[:2]
+    num_layers, num_heads = head_weights.shape[:2]
     width, height = 1.6 + 0.17 * len(keys) * num_heads, 1.4 + 0.17 * len(queries) * num_layers
     figure, all_axes = new_figure(width, height, num_layers, num_heads)
     for layer in range(num_layers):
@@ -57,12 +57,12 @@ def draw_matrix(
     """
     import numpy as np
 
-    values = head_or_mean(getattr(weights, kind), layer, head).numpy()  # [Q, K]
+    matrix = head_or_mean(getattr(weights, kind), layer, head).numpy()  # [Q, K]
     # masked positions show the hatched background, not the colour of a weight of zero
-    mask = weights.hidden().numpy() if kind == "decoder" else False
+    hidden_mask = weights.hidden().numpy() if kind == "decoder" else False
     axes.patch.set(facecolor="0.92", hatch="/////", edgecolor="0.75")
-    shown = np.ma.masked_where(np.broadcast_to(mask, values.shape), values)
-    return axes.imshow(shown, cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto")
+    visible_matrix = np.ma.masked_where(np.broadcast_to(hidden_mask, matrix.shape), matrix)
+    return axes.imshow(visible_matrix, cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto")
 
 
 def head_colors(num_heads: int) -> list[tuple[float, float, float]]:
@@ -76,8 +76,8 @@ def head_colors(num_heads: int) -> list[tuple[float, float, float]]:
     """
     import matplotlib
 
-    listed: Any = matplotlib.colormaps["tab10" if num_heads <= 10 else "tab20"]
-    return [listed.colors[head % len(listed.colors)] for head in range(num_heads)]
+    colormap: Any = matplotlib.colormaps["tab10" if num_heads <= 10 else "tab20"]
+    return [colormap.colors[head % len(colormap.colors)] for head in range(num_heads)]
 
 
 def draw_lines(
@@ -101,25 +101,26 @@ def draw_lines(
         query: Number of the query to draw, counted from 0; by default all queries.
     """
     queries, keys = getattr(weights, KINDS[kind].queries), getattr(weights, KINDS[kind].keys)
-    values = getattr(weights, kind)[layer].tolist()  # [h][Q][K]
-    colors = head_colors(len(values))
-    shown = range(len(queries)) if query is None else [query]
-    for number, head in enumerate(heads):
+    layer_weights = getattr(weights, kind)[layer].tolist()  # [h][Q][K]
+    colors = head_colors(len(layer_weights))
+    shown_queries = range(len(queries)) if query is None else [query]
+    for line_set, head in enumerate(heads):
         color = colors[head]
         # shift the lines of each head, because the last head would cover the heads before it
-        shift = (number - (len(heads) - 1) / 2) * 0.6 / len(heads)
-        for row in shown:
-            for column, weight in enumerate(values[head][row]):
-                ends = [row + shift, column + shift]
+        shift = (line_set - (len(heads) - 1) / 2) * 0.6 / len(heads)
+        for query_index in shown_queries:
+            for key_index, weight in enumerate(layer_weights[head][query_index]):
+                ends = [query_index + shift, key_index + shift]
                 axes.plot([0, 1], ends, color=color, alpha=weight, linewidth=2.2)
-    plain = {"parse_math": False, "va": "center", "fontsize": 9}
-    for row, text in enumerate(queries):
-        axes.text(-0.04, row, text, ha="right", alpha=1 if row in shown else 0.35, **plain)
-    for column, text in enumerate(keys):
-        axes.text(1.04, column, text, ha="left", **plain)
-    heading = {"fontsize": 8, "color": "0.4", "style": "italic"}
-    axes.text(-0.04, -1, "query", ha="right", **heading)
-    axes.text(1.04, -1, "key", ha="left", **heading)
+    word_style = {"parse_math": False, "va": "center", "fontsize": 9}
+    for query_index, text in enumerate(queries):
+        opacity = 1 if query_index in shown_queries else 0.35
+        axes.text(-0.04, query_index, text, ha="right", alpha=opacity, **word_style)
+    for key_index, text in enumerate(keys):
+        axes.text(1.04, key_index, text, ha="left", **word_style)
+    heading_style = {"fontsize": 8, "color": "0.4", "style": "italic"}
+    axes.text(-0.04, -1, "query", ha="right", **heading_style)
+    axes.text(1.04, -1, "key", ha="left", **heading_style)
     axes.set_ylim(max(len(queries), len(keys)) - 0.5, -1.5)
     axes.set_xlim(-0.9, 1.9)
     axes.axis("off")

@@ -1,11 +1,14 @@
 """Candidates for a positional encoding, and the properties of each candidate."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
+
+from torch import Tensor
 
 from ... import sinusoidal_encoding
 from .. import positional_encoding as encodings
-from ..positional_encoding import DECIDED_BY, LEAST_DISTANCE, PAPER_BASE, PROPERTIES
+from ..positional_encoding import DECIDING_NUMBERS, LEAST_DISTANCE, PAPER_BASE, PROPERTIES
 from ..study import Section, join_names
 from . import pictures
 
@@ -14,7 +17,7 @@ PROPERTY_POSITIONS = 512
 # number of positions in which `more_pairs` looks for a repeated encoding
 REPEAT_POSITIONS = 1024
 NUM_PAIRS = range(1, 9)
-LENGTHS = (2, 4, 8)
+SENTENCE_LENGTHS = (2, 4, 8)
 # width of the binary candidate, in bits
 NUM_BITS = 16
 
@@ -31,15 +34,15 @@ def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Sect
     Returns:
         The section.
     """
-    tables, shorter, repeats, rows = {}, {}, {}, []
+    tables, shorter_tables, repeats, rows = {}, {}, {}, []
     for label, (name, width) in _candidates(d_model).items():
-        encoding, quarter = (
+        encoding, shorter_encoding = (
             encodings.candidate_encoding(name, length, width, base, seed)
             for length in (num_positions, max(1, num_positions // 4))
         )
         tolerance = LEAST_DISTANCE * encodings.median_step(encoding)
         repeat = encodings.first_repeat(encoding, tolerance)
-        tables[label], shorter[label], repeats[label] = encoding, quarter, repeat
+        tables[label], shorter_tables[label], repeats[label] = encoding, shorter_encoding, repeat
         rows.append(
             [
                 label,
@@ -49,7 +52,7 @@ def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Sect
                 None if repeat is None else f"{repeat.position}, same as {repeat.earlier}",
             ]
         )
-    repeated = [f'"{label}"' for label, found in repeats.items() if found is not None]
+    repeating_labels = [f'"{label}"' for label, repeat in repeats.items() if repeat is not None]
     second_of_two, second_of_four = (
         encodings.candidate_encoding("fraction", length, 2)[1].item() for length in (2, 4)
     )
@@ -62,8 +65,9 @@ def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Sect
         f"2nd word is {second_of_two} in a sentence of 2 words and {second_of_four} in a sentence "
         "of 4. One sine is small and does not depend on the length, but it repeats. "
         + (
-            f"Among {num_positions} positions, some are the same with {join_names(repeated)}. "
-            if repeated
+            f"Among {num_positions} positions, some are the same with "
+            f"{join_names(repeating_labels)}. "
+            if repeating_labels
             else ""
         )
         + "A sine with its cosine, and several waves of different length, repeat later.",
@@ -71,17 +75,19 @@ def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Sect
             "candidate",
             "formula",
             "largest |value|",
-            f"2nd of {join_names(list(map(str, LENGTHS)))} words",
+            f"2nd of {join_names(list(map(str, SENTENCE_LENGTHS)))} words",
             "first repeat",
         ),
         rows=rows,
-        figure=pictures.draw_candidates(tables, shorter, repeats),
+        figure=pictures.draw_candidates(tables, shorter_tables, repeats),
     )
 
 
 def _second_values(name: str, width: int, base: float, seed: int) -> str:
     """Return the first feature of the second word in sentences of `LENGTHS` words."""
-    tables = (encodings.candidate_encoding(name, length, width, base, seed) for length in LENGTHS)
+    tables = (
+        encodings.candidate_encoding(name, length, width, base, seed) for length in SENTENCE_LENGTHS
+    )
     return ", ".join(f"{table[1, 0].item():.3g}" for table in tables)
 
 
@@ -100,7 +106,7 @@ def property_rules() -> Section:
         "easy to learn. Each property is written as a rule that can be measured. A step is the "
         "distance between the encodings of two neighbouring positions.",
         columns=("property", "rule", "measured number"),
-        rows=[[name, rule, DECIDED_BY[name]] for name, rule in PROPERTIES.items()],
+        rows=[[name, rule, DECIDING_NUMBERS[name]] for name, rule in PROPERTIES.items()],
     )
 
 
@@ -118,33 +124,41 @@ def desired_properties(d_model: int, base: float, seed: int) -> Section:
     # a column of the matrix of an offset has d_model unknowns, and the fit uses half of the
     # positions: 4 * d_model positions give twice as many equations as unknowns
     num_positions = max(PROPERTY_POSITIONS, 4 * d_model)
-    measured = {
+    measurements = {
         label: encodings.properties(name, num_positions, width, base, seed)
         for label, (name, width) in _candidates(d_model).items()
     }
     rows = [
-        [label, *(f"{'yes' if one.holds else 'no'}: {one.text}" for one in found.values())]
-        for label, found in measured.items()
+        [
+            label,
+            *(
+                f"{'yes' if measurement.holds else 'no'}: {measurement.text}"
+                for measurement in by_property.values()
+            ),
+        ]
+        for label, by_property in measurements.items()
     ]
-    all_of_them = [
-        label for label, found in measured.items() if all(one.holds for one in found.values())
+    with_all_properties = [
+        label
+        for label, by_property in measurements.items()
+        if all(measurement.holds for measurement in by_property.values())
     ]
     return Section(
         name="properties",
         title="Properties of the candidates",
-        finding=f"{'Only ' if len(all_of_them) == 1 else ''}"
-        f"{join_names(all_of_them) if all_of_them else 'No candidate'} "
-        f"{'has' if len(all_of_them) < 2 else 'have'} all properties over {num_positions} "
+        finding=f"{'Only ' if len(with_all_properties) == 1 else ''}"
+        f"{join_names(with_all_properties) if with_all_properties else 'No candidate'} "
+        f"{'has' if len(with_all_properties) < 2 else 'have'} all properties over {num_positions} "
         "positions. Each cell has the result of the rule and the measured number. The next section "
         "shows how many pairs are needed until no position repeats. A matrix adds no constant: "
         "with one more feature that is always 1, the integer would have a linear offset too.",
         columns=("candidate", *PROPERTIES),
         rows=rows,
-        figure=pictures.draw_properties(measured),
+        figure=pictures.draw_properties(measurements),
         numbers={
             "values": {
-                label: {name: one.value for name, one in found.items()}
-                for label, found in measured.items()
+                label: {name: measurement.value for name, measurement in by_property.items()}
+                for label, by_property in measurements.items()
             }
         },
     )
@@ -159,45 +173,59 @@ def more_pairs(base: float) -> Section:
     Returns:
         The section.
     """
-    rows = []
-    for num_pairs in NUM_PAIRS:
-        row: list[Any] = [num_pairs]
-        for encoding in (
-            encodings.harmonic_pairs(REPEAT_POSITIONS, num_pairs),
-            sinusoidal_encoding(REPEAT_POSITIONS, 2 * num_pairs, base),
-        ):
-            tolerance = LEAST_DISTANCE * encodings.median_step(encoding)
-            found = encodings.first_repeat(encoding, tolerance)
-            row.append(None if found is None else found.position)
-        rows.append(row)
+    harmonic_repeats = [
+        _first_repeat_position(encodings.harmonic_pairs(REPEAT_POSITIONS, num_pairs))
+        for num_pairs in NUM_PAIRS
+    ]
+    geometric_repeats = [
+        _first_repeat_position(sinusoidal_encoding(REPEAT_POSITIONS, 2 * num_pairs, base))
+        for num_pairs in NUM_PAIRS
+    ]
+    rows = list(zip(NUM_PAIRS, harmonic_repeats, geometric_repeats, strict=True))
 
-    def enough(column: int) -> str:
-        last = max((row[0] for row in rows if row[column] is not None), default=0)
-        fewest = next((row[0] for row in rows if row[0] > last), None)
-        return f"more than {NUM_PAIRS[-1]} pairs" if fewest is None else f"{fewest} pairs"
+    one_pair_repeat: Any = harmonic_repeats[0]
 
-    of_base = "of the paper" if base == PAPER_BASE else f"with base {base:,g}"
+    def describe_enough_pairs(repeats: Sequence[int | None]) -> str:
+        repeating = [
+            num_pairs
+            for num_pairs, repeat in zip(NUM_PAIRS, repeats, strict=True)
+            if repeat is not None
+        ]
+        most_repeating_pairs = max(repeating, default=0)
+        if most_repeating_pairs == NUM_PAIRS[-1]:
+            return f"more than {NUM_PAIRS[-1]} pairs"
+        return f"{most_repeating_pairs + 1} pairs"
+
+    base_note = "of the paper" if base == PAPER_BASE else f"with base {base:,g}"
     return Section(
         name="pairs",
         title="From one wave to several",
         finding="A pair of sine and cosine with wavelength 2 pi repeats after "
-        f"{rows[0][1]} positions, which are {rows[0][1] / (2 * math.pi):.3f} waves. With more "
-        "waves the first repeat comes later. For "
-        f"{REPEAT_POSITIONS:,} positions without a repeat, wavelengths 2 pi, 4 pi, 6 pi, ... "
-        f"(pos / 1, pos / 2, pos / 3) need {enough(1)}, and the geometric wavelengths {of_base} "
-        f"need {enough(2)}.",
+        f"{one_pair_repeat} positions, which are {one_pair_repeat / (2 * math.pi):.3f} "
+        f"waves. With more waves the first repeat comes later. For {REPEAT_POSITIONS:,} positions "
+        "without a repeat, wavelengths 2 pi, 4 pi, 6 pi, ... (pos / 1, pos / 2, pos / 3) need "
+        f"{describe_enough_pairs(harmonic_repeats)}, and the geometric wavelengths {base_note} "
+        f"need {describe_enough_pairs(geometric_repeats)}.",
         columns=("pairs", "first repeat, pos / 1, pos / 2, ...", f"first repeat, base {base:,g}"),
         rows=rows,
     )
 
 
+def _first_repeat_position(encoding: Tensor) -> int | None:
+    tolerance = LEAST_DISTANCE * encodings.median_step(encoding)
+    repeat = encodings.first_repeat(encoding, tolerance)
+    return None if repeat is None else repeat.position
+
+
 def _candidates(d_model: int) -> dict[str, tuple[str, int]]:
     """Return the name and the width of each candidate, by the label of the candidate."""
-    found: dict[str, tuple[str, int]] = {}
+    name_and_width_by_label: dict[str, tuple[str, int]] = {}
     for name in encodings.CANDIDATES:
         if name == "pairs":
             # two pairs, whose encodings repeat, and as many pairs as the sinusoids have
-            found |= {f"{width // 2} pairs": (name, width) for width in (4, max(4, d_model))}
+            name_and_width_by_label |= {
+                f"{width // 2} pairs": (name, width) for width in (4, max(4, d_model))
+            }
         else:
-            found[name] = (name, NUM_BITS if name == "binary" else d_model)
-    return found
+            name_and_width_by_label[name] = (name, NUM_BITS if name == "binary" else d_model)
+    return name_and_width_by_label

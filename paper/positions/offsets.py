@@ -5,8 +5,8 @@ from .. import positional_encoding as encodings
 from ..study import Section
 from . import pictures
 
-OFFSETS = (1, 2, 5, 10, 50)
-DIRECTION = 5
+TABLE_OFFSETS = (1, 2, 5, 10, 50)
+SHOWN_OFFSET = 5
 SMALL_WIDTH = 16
 
 
@@ -21,26 +21,26 @@ def offset_maps(num_positions: int, d_model: int, base: float) -> Section:
     Returns:
         The section.
     """
-    rows = []
-    for offset in OFFSETS:
+    rows: list[list[float]] = []
+    errors: list[float] = []
+    for offset in TABLE_OFFSETS:
         encoding = sinusoidal_encoding(num_positions + offset, d_model, base).double()
-        now, later = encoding[:num_positions], encoding[offset:]
-        forward, back = (encodings.offset_map(k, d_model, base) for k in (offset, -offset))
-        rows.append(
-            [
-                offset,
-                (now @ forward.T - later).abs().max().item(),
-                (later @ back.T - now).abs().max().item(),
-                (forward - back).abs().max().item(),
-            ]
+        start, shifted = encoding[:num_positions], encoding[offset:]
+        forward_map, backward_map = (
+            encodings.offset_map(k, d_model, base) for k in (offset, -offset)
         )
-    worst = max(max(row[1:3]) for row in rows)
+        forward_error = (start @ forward_map.T - shifted).abs().max().item()
+        backward_error = (shifted @ backward_map.T - start).abs().max().item()
+        map_difference = (forward_map - backward_map).abs().max().item()
+        rows.append([offset, forward_error, backward_error, map_difference])
+        errors += [forward_error, backward_error]
+    largest_error = max(errors)
     return Section(
         name="offset-maps",
         title="Relative position: one matrix moves every position by k",
         finding="M_k rotates each pair by its own angle w_i k, so PE(pos + k) = M_k PE(pos). The "
         f"same matrix works for all {num_positions} positions, up to rounding: the largest error "
-        f"is {worst:.0e}. M_-k, its transpose, is the inverse rotation. Attention compares "
+        f"is {largest_error:.0e}. M_-k, its transpose, is the inverse rotation. Attention compares "
         'positions through learned matrices, so a head can learn to attend "k words later" at '
         "every position.",
         columns=(
@@ -50,7 +50,7 @@ def offset_maps(num_positions: int, d_model: int, base: float) -> Section:
             "|M_k - M_-k|",
         ),
         rows=rows,
-        figure=pictures.draw_offset_maps((1, DIRECTION, -DIRECTION), SMALL_WIDTH, base),
+        figure=pictures.draw_offset_maps((1, SHOWN_OFFSET, -SHOWN_OFFSET), SMALL_WIDTH, base),
     )
 
 
@@ -66,22 +66,24 @@ def dot_products(num_positions: int, d_model: int, base: float) -> Section:
         The section.
     """
     encoding = sinusoidal_encoding(num_positions, d_model, base)
-    exact = encoding.double()
-    means, lowest, highest = encodings.by_offset(exact @ exact.T)
-    offsets = [k for k in (0, *OFFSETS) if k < num_positions]
-    formula = encodings.dot_product_by_offset(offsets, d_model, base).tolist()
-    mirrored = encodings.dot_product_by_offset([-k for k in offsets], d_model, base).tolist()
+    double_encoding = encoding.double()
+    means, lowest, highest = encodings.by_offset(double_encoding @ double_encoding.T)
+    offsets = [k for k in (0, *TABLE_OFFSETS) if k < num_positions]
+    formula_products = encodings.dot_product_by_offset(offsets, d_model, base).tolist()
+    backward_products = encodings.dot_product_by_offset(
+        [-k for k in offsets], d_model, base
+    ).tolist()
     rows = [
         [k, forward, backward, means[k].item(), (highest[k] - lowest[k]).item()]
-        for k, forward, backward in zip(offsets, formula, mirrored, strict=True)
+        for k, forward, backward in zip(offsets, formula_products, backward_products, strict=True)
     ]
-    spread = (highest - lowest).max().item()
+    largest_variation = (highest - lowest).max().item()
     return Section(
         name="dot-product",
         title="The dot product depends only on the distance",
         finding="PE(pos) . PE(pos + k) is the sum of cos(w_i k) over the pairs, which does not "
-        f"depend on pos: over all {num_positions} positions it varies by {spread:.0e}. At k = 0 it "
-        f"is d_model / 2 = {d_model / 2:g}. It is the same in both directions, because "
+        f"depend on pos: over all {num_positions} positions it varies by {largest_variation:.0e}. "
+        f"At k = 0 it is d_model / 2 = {d_model / 2:g}. It is the same in both directions, because "
         "cos(x) = cos(-x). So the dot product contains the distance of two words, but not their "
         "order.",
         columns=("k", "sum of cos(w_i k)", "for -k", "mean of PE . PE", "largest - smallest"),
@@ -103,29 +105,30 @@ def direction(num_positions: int, d_model: int, base: float) -> Section:
     """
     encoding = sinusoidal_encoding(num_positions, d_model, base).double()
     position = num_positions // 2
-    offset = min(DIRECTION, num_positions - 1 - position)
+    offset = min(SHOWN_OFFSET, num_positions - 1 - position)
     scores = {
         k: encoding @ (encodings.offset_map(k, d_model, base) @ encoding[position])
         for k in (-offset, 0, offset)
     }
+    best_positions = {k: query_scores.argmax().item() for k, query_scores in scores.items()}
     rows = [
         [
             k,
-            values.argmax().item(),
-            values[position - offset].item(),
-            values[position].item(),
-            values[position + offset].item(),
+            best_positions[k],
+            query_scores[position - offset].item(),
+            query_scores[position].item(),
+            query_scores[position + offset].item(),
         ]
-        for k, values in scores.items()
+        for k, query_scores in scores.items()
     ]
     return Section(
         name="direction",
         title="M_k contains the direction",
         finding=f"A query equal to the encoding of position {position} has its highest score at "
-        f"position {rows[1][1]}, and equal scores before and after it. Rotated by M_k, it has its "
-        f"highest score at position {rows[2][1]} for k = {offset}, and at {rows[0][1]} for "
-        f"k = {-offset}. W^Q and W^K of a head can contain such a rotation, so a head can attend "
-        "to the previous word or to the next one.",
+        f"position {best_positions[0]}, and equal scores before and after it. Rotated by M_k, it "
+        f"has its highest score at position {best_positions[offset]} for k = {offset}, and at "
+        f"{best_positions[-offset]} for k = {-offset}. W^Q and W^K of a head can contain such a "
+        "rotation, so a head can attend to the previous word or to the next one.",
         columns=(
             "k",
             "best position",

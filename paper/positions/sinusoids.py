@@ -1,7 +1,7 @@
 """Sections about sinusoids: the table, an example by hand, waves, the base, binary numbers."""
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -13,12 +13,34 @@ from . import pictures
 
 EXAMPLE_WORDS = ("River", "Bank")
 EXAMPLE_WIDTH = 6
-FARTHEST = 20000
+FARTHEST_DISTANCE = 20000
 REACH_DISTANCES = (1, 10, 100, 1000)
 NUM_BITS = 5
 # sign changes are counted over 2^COUNTED_BITS steps. The slowest sine changes its sign only about
 # every 50 steps, so fewer steps would give an inexact count
 COUNTED_BITS = 8
+
+
+class Uniqueness(NamedTuple):
+    """How distinct the positions of an encoding are: a row of the table of bases.
+
+    Attributes:
+        step: Median distance between two neighbouring positions.
+        smallest_distance: Smallest distance between two positions.
+        num_collisions: Number of pairs of positions with the same encoding, up to a tolerance.
+        first_repeat: The first position with the encoding of an earlier one, and the earlier one.
+        similarity_at_1: Mean cosine similarity of two neighbouring positions.
+        similarity_at_half: Mean cosine similarity at half the number of positions.
+        largest_variation: Largest difference between similarities at the same distance.
+    """
+
+    step: float
+    smallest_distance: float
+    num_collisions: int
+    first_repeat: str | None
+    similarity_at_1: float
+    similarity_at_half: float
+    largest_variation: float
 
 
 def table(num_positions: int, d_model: int, base: float) -> Section:
@@ -34,28 +56,29 @@ def table(num_positions: int, d_model: int, base: float) -> Section:
     """
     encoding = sinusoidal_encoding(num_positions, d_model, base)
     # a slow pair has a wavelength above the number of positions: no complete wave in the table
-    lengths = encodings.wavelengths(d_model, base)
-    slow = int((lengths > num_positions).sum())
-    if lengths[0] <= num_positions < lengths[-1]:
-        speeds = (
+    pair_wavelengths = encodings.wavelengths(d_model, base)
+    num_slow_pairs = int((pair_wavelengths > num_positions).sum())
+    if pair_wavelengths[0] <= num_positions < pair_wavelengths[-1]:
+        speed_note = (
             "Pairs on the left change from word to word, pairs on the right change slowly: "
-            f"{slow} of the {len(lengths)} pairs do not complete a wave within {num_positions} "
-            "positions. Fast pairs distinguish neighbours, slow pairs show the rough position in "
-            "the sentence."
+            f"{num_slow_pairs} of the {len(pair_wavelengths)} pairs do not complete a wave within "
+            f"{num_positions} positions. Fast pairs distinguish neighbours, slow pairs show the "
+            "rough position in the sentence."
         )
     else:
-        speeds = (
-            f"{len(lengths) - slow} of the {len(lengths)} pairs complete a wave within "
-            f"{num_positions} positions."
+        speed_note = (
+            f"{len(pair_wavelengths) - num_slow_pairs} of the {len(pair_wavelengths)} pairs "
+            f"complete a wave within {num_positions} positions."
         )
     return Section(
         name="table",
         title="The table that is added to the embeddings",
         finding="Each row is the encoding of one position. Each pair of columns is a sine and a "
-        f"cosine of one wavelength. {speeds}",
+        f"cosine of one wavelength. {speed_note}",
         figure=pictures.draw_heatmap(encoding),
-        message=f"Sinusoidal encoding (d_model = {d_model}): {len(lengths) - slow} of the "
-        f"{len(lengths)} pairs complete a wave within {num_positions} positions",
+        message=f"Sinusoidal encoding (d_model = {d_model}): "
+        f"{len(pair_wavelengths) - num_slow_pairs} of the {len(pair_wavelengths)} pairs complete a "
+        f"wave within {num_positions} positions",
     )
 
 
@@ -78,9 +101,9 @@ def worked_example(base: float) -> Section:
         name="worked-example",
         title=f"By hand: two words, d_model = {EXAMPLE_WIDTH}",
         finding="The angles of the pairs are the position divided by "
-        f"{join_names([f'{one:.4g}' for one in divisors])}. At position 0 all sines are 0 and all "
-        "cosines are 1. At position 1 the angle of the first pair is 1 radian, and the angle of "
-        f"the last pair is {1 / divisors[-1]:.4f}.",
+        f"{join_names([f'{divisor:.4g}' for divisor in divisors])}. At position 0 all sines are 0 "
+        "and all cosines are 1. At position 1 the angle of the first pair is 1 radian, and the "
+        f"angle of the last pair is {1 / divisors[-1]:.4f}.",
         columns=("word", "pos", *(f"{kind} {2 * i}" for i in range(3) for kind in ("sin", "cos"))),
         rows=rows,
         figure=pictures.draw_values(encoding, EXAMPLE_WORDS),
@@ -99,24 +122,30 @@ def waves(num_positions: int, d_model: int, base: float) -> Section:
     Returns:
         The section.
     """
-    lengths = encodings.wavelengths(d_model, base)
-    last = len(lengths) - 1
-    shown = sorted({round(last * share / 6) for share in range(7)})
+    pair_wavelengths = encodings.wavelengths(d_model, base)
+    last_pair = len(pair_wavelengths) - 1
+    shown_pairs = sorted({round(last_pair * share / 6) for share in range(7)})
     rows = [
-        [pair, 2 * pair, 2 * pair + 1, lengths[pair].item(), num_positions / lengths[pair].item()]
-        for pair in shown
+        [
+            pair,
+            2 * pair,
+            2 * pair + 1,
+            pair_wavelengths[pair].item(),
+            num_positions / pair_wavelengths[pair].item(),
+        ]
+        for pair in shown_pairs
     ]
-    if lengths[-1] == lengths[0]:
-        finding = f"Every pair has the wavelength 2 pi = {lengths[0]:.3f} positions."
+    if pair_wavelengths[-1] == pair_wavelengths[0]:
+        finding = f"Every pair has the wavelength 2 pi = {pair_wavelengths[0]:.3f} positions."
     else:
-        end = f"{base:,g} * 2 pi = {_rounded(base * 2 * math.pi)}"
-        longest = float(lengths[-1])
-        of_paper = ", the end of the progression in the paper," if base == PAPER_BASE else ""
+        next_wavelength = f"{base:,g} * 2 pi = {_format_rounded(base * 2 * math.pi)}"
+        longest_wavelength = float(pair_wavelengths[-1])
+        paper_note = ", the end of the progression in the paper," if base == PAPER_BASE else ""
         finding = (
-            f"The wavelengths are a geometric progression from 2 pi = {lengths[0]:.3f} to "
-            f"{_rounded(longest)} positions: each is {base ** (2 / d_model):.4g} times the one "
-            f"before. {end}{of_paper} would be the wavelength of the next pair: the exponent of "
-            f"the last pair is {d_model - 2}/{d_model}, not 1."
+            f"The wavelengths are a geometric progression from 2 pi = {pair_wavelengths[0]:.3f} to "
+            f"{_format_rounded(longest_wavelength)} positions: each is {base ** (2 / d_model):.4g} "
+            f"times the one before. {next_wavelength}{paper_note} would be the wavelength of the "
+            f"next pair: the exponent of the last pair is {d_model - 2}/{d_model}, not 1."
         )
     return Section(
         name="waves",
@@ -124,11 +153,11 @@ def waves(num_positions: int, d_model: int, base: float) -> Section:
         finding=finding,
         columns=("pair i", "sin", "cos", "wavelength", f"waves in {num_positions} positions"),
         rows=rows,
-        figure=pictures.draw_waves(d_model, num_positions, base, shown[:4], EXAMPLE_WORDS),
+        figure=pictures.draw_waves(d_model, num_positions, base, shown_pairs[:4], EXAMPLE_WORDS),
     )
 
 
-def _rounded(length: float) -> str:
+def _format_rounded(length: float) -> str:
     return f"{length:,.0f}" if length >= 1000 else f"{length:.4g}"
 
 
@@ -144,9 +173,16 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
         The section.
     """
     tables = {base: sinusoidal_encoding(num_positions, d_model, base) for base in bases}
-    rows = [[f"{base:,g}", *_uniqueness(encoding)] for base, encoding in tables.items()]
-    unique = [row[0] for row in rows if not row[3]]
-    repeating = [f"{row[0]} (position {row[4]})" for row in rows if row[3]]
+    uniqueness = {base: _measure_uniqueness(encoding) for base, encoding in tables.items()}
+    unique_bases = [
+        f"{base:,g}" for base, measured in uniqueness.items() if not measured.num_collisions
+    ]
+    repeating_bases = [
+        f"{base:,g} (position {measured.first_repeat})"
+        for base, measured in uniqueness.items()
+        if measured.num_collisions
+    ]
+    largest_variation = max(measured.largest_variation for measured in uniqueness.values())
     return Section(
         name="bases",
         title="Why 10000: uniqueness",
@@ -155,13 +191,17 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
         "with base 1, all repeat at the same position; pairs with different wavelengths repeat at "
         "different positions. "
         + (
-            f"With base {join_names(unique)}, all {num_positions} positions are different. "
-            if unique
+            f"With base {join_names(unique_bases)}, all {num_positions} positions are different. "
+            if unique_bases
             else ""
         )
-        + (f"With base {join_names(repeating)}, positions repeat. " if repeating else "")
+        + (
+            f"With base {join_names(repeating_bases)}, positions repeat. "
+            if repeating_bases
+            else ""
+        )
         + "Similarity depends only on distance, up to rounding: it varies by at most "
-        f"{max(row[-1] for row in rows):.0e} among pairs of positions at the same distance. (The "
+        f"{largest_variation:.0e} among pairs of positions at the same distance. (The "
         "symmetry of the matrices does not show this: every similarity matrix is symmetric.)",
         columns=(
             "base",
@@ -173,26 +213,25 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
             f"at {num_positions // 2}",
             "largest variation at one distance",
         ),
-        rows=rows,
+        rows=[[f"{base:,g}", *measured] for base, measured in uniqueness.items()],
         figure=pictures.draw_bases(tables),
     )
 
 
-def _uniqueness(encoding: Tensor) -> list[Any]:
-    """Measure how distinct the positions of an encoding are; return the cells of a table row."""
+def _measure_uniqueness(encoding: Tensor) -> Uniqueness:
     step = encodings.median_step(encoding)
     tolerance = LEAST_DISTANCE * step
     repeat = encodings.first_repeat(encoding, tolerance)
     means, lowest, highest = encodings.by_offset(encodings.cosine_similarity_matrix(encoding))
-    return [
-        step,
-        encodings.smallest_distance(encoding),
-        encodings.collisions(encoding, tolerance),
-        None if repeat is None else f"{repeat.position}, same as {repeat.earlier}",
-        means[1].item(),
-        means[len(encoding) // 2].item(),
-        (highest - lowest).max().item(),
-    ]
+    return Uniqueness(
+        step=step,
+        smallest_distance=encodings.smallest_distance(encoding),
+        num_collisions=encodings.collisions(encoding, tolerance),
+        first_repeat=None if repeat is None else f"{repeat.position}, same as {repeat.earlier}",
+        similarity_at_1=means[1].item(),
+        similarity_at_half=means[len(encoding) // 2].item(),
+        largest_variation=(highest - lowest).max().item(),
+    )
 
 
 def reaches(d_model: int, bases: list[float]) -> Section:
@@ -205,17 +244,25 @@ def reaches(d_model: int, bases: list[float]) -> Section:
     Returns:
         The section.
     """
-    curves, zeros = {}, {}
+    curves, zero_distances = {}, {}
     for base in bases:
-        zeros[base] = encodings.reach(d_model, base, FARTHEST)
-        products = encodings.dot_product_by_offset(range(1, FARTHEST + 1), d_model, base)
-        curves[base] = products / (d_model / 2)
+        zero_distances[base] = encodings.reach(d_model, base, FARTHEST_DISTANCE)
+        dot_products = encodings.dot_product_by_offset(
+            range(1, FARTHEST_DISTANCE + 1), d_model, base
+        )
+        curves[base] = dot_products / (d_model / 2)
     rows = [
-        [f"{base:,g}", *(curve[k - 1].item() for k in REACH_DISTANCES), zeros[base]]
+        [f"{base:,g}", *(curve[k - 1].item() for k in REACH_DISTANCES), zero_distances[base]]
         for base, curve in curves.items()
     ]
-    ends = [f"{zero:,} (base {base:,g})" for base, zero in zeros.items() if zero is not None]
-    endless = [f"{base:,g}" for base, zero in zeros.items() if zero is None]
+    ends_by_base = [
+        f"{zero_distance:,} (base {base:,g})"
+        for base, zero_distance in zero_distances.items()
+        if zero_distance is not None
+    ]
+    bases_without_zero = [
+        f"{base:,g}" for base, zero_distance in zero_distances.items() if zero_distance is None
+    ]
     return Section(
         name="reach",
         title="Why 10000: similarity falls with distance",
@@ -223,14 +270,15 @@ def reaches(d_model: int, bases: list[float]) -> Section:
         "logarithm of their distance, with small ripples, up to the distances of the longest "
         "wavelengths. "
         + (
-            f"It reaches zero at distance {join_names(ends)}; beyond this distance it does not "
-            "show how far apart two positions are. "
-            if ends
+            f"It reaches zero at distance {join_names(ends_by_base)}; beyond this distance it does "
+            "not show how far apart two positions are. "
+            if ends_by_base
             else ""
         )
         + (
-            f"With base {join_names(endless)} it is positive up to distance {FARTHEST:,}. "
-            if endless
+            f"With base {join_names(bases_without_zero)} it is positive up to distance "
+            f"{FARTHEST_DISTANCE:,}. "
+            if bases_without_zero
             else ""
         )
         + "A larger base extends the range. The paper gives no reason for its choice.",
@@ -239,7 +287,10 @@ def reaches(d_model: int, bases: list[float]) -> Section:
         figure=pictures.draw_reach(
             # end a curve at twice the distance of its zero: beyond the zero, similarity no longer
             # shows how far apart two positions are
-            {base: curve[: 2 * (zeros[base] or FARTHEST)] for base, curve in curves.items()}
+            {
+                base: curve[: 2 * (zero_distances[base] or FARTHEST_DISTANCE)]
+                for base, curve in curves.items()
+            }
         ),
         message="With a larger base, similarity falls over a longer distance "
         f"(d_model = {d_model})",
@@ -260,33 +311,33 @@ def binary(d_model: int, base: float) -> Section:
     bits = encodings.position_bits(num_steps + 1, COUNTED_BITS + 1)[:, :NUM_BITS]
     # with this base, each pair has half the frequency of the pair before, as bits do
     sinusoids = sinusoidal_encoding(num_steps + 1, 2 * NUM_BITS, 2**NUM_BITS)
-    of_bits = encodings.flip_rates(bits > 0)
-    of_signs = encodings.flip_rates(sinusoids >= 0)[::2]
-    lengths = encodings.wavelengths(2 * NUM_BITS, 2**NUM_BITS)
+    bit_flip_rates = encodings.flip_rates(bits > 0)
+    sign_flip_rates = encodings.flip_rates(sinusoids >= 0)[::2]
+    pair_wavelengths = encodings.wavelengths(2 * NUM_BITS, 2**NUM_BITS)
     rows = [
         [
             bit,
             2.0 ** (bit + 1),
-            of_bits[bit].item(),
-            lengths[bit].item(),
-            of_signs[bit].item(),
+            bit_flip_rates[bit].item(),
+            pair_wavelengths[bit].item(),
+            sign_flip_rates[bit].item(),
         ]
         for bit in range(NUM_BITS)
     ]
-    own = encodings.wavelengths(d_model, base)
-    if own[-1] < 2 * own[0]:
-        halving = "no pair has half the frequency of the first."
+    table_wavelengths = encodings.wavelengths(d_model, base)
+    if table_wavelengths[-1] < 2 * table_wavelengths[0]:
+        halving_note = "no pair has half the frequency of the first."
     else:
-        pairs = math.log(2) / math.log(base) * d_model / 2
-        halving = f"the frequency halves every {pairs:.1f} pairs"
-        halving += ", so each bit has several waves." if pairs >= 2 else "."
+        pairs_per_halving = math.log(2) / math.log(base) * d_model / 2
+        halving_note = f"the frequency halves every {pairs_per_halving:.1f} pairs"
+        halving_note += ", so each bit has several waves." if pairs_per_halving >= 2 else "."
     return Section(
         name="binary",
         title="Sinusoids and binary numbers",
         finding="In a binary number each bit changes half as often as the one before. The signs of "
         "sines with doubling wavelengths (base 2^n with n pairs) change in the same way. So a sine "
         f"is like a bit without jumps. Changes are counted in {num_steps} steps. In the table of "
-        f"width {d_model} with base {base:,g}, {halving}",
+        f"width {d_model} with base {base:,g}, {halving_note}",
         columns=(
             "bit, pair",
             "period of the bit",

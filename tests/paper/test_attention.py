@@ -249,13 +249,13 @@ def test_the_share_of_a_position_shows_a_head_that_attends_to_it(step, position)
 
 def test_a_uniform_head_has_the_entropy_of_the_number_of_keys():
     weights = planted(source="a b c d </s>", target="x y </s>")
-    for is_uniform in (False, True):
-        ((found,),) = head_statistics([weights], "encoder", is_uniform)
+    for uses_uniform_weights in (False, True):
+        ((found,),) = head_statistics([weights], "encoder", uses_uniform_weights)
         assert found.entropy == pytest.approx(math.log(5))
         expected = sum(abs(q - k) for q in range(5) for k in range(5)) / 25
         assert found.distance == pytest.approx(expected)
         # the start token attends only to itself and is not counted; then two keys, then three
-        ((found,),) = head_statistics([weights], "decoder", is_uniform)
+        ((found,),) = head_statistics([weights], "decoder", uses_uniform_weights)
         assert found.entropy == pytest.approx((math.log(2) + math.log(3)) / 2)
         assert found.shares == pytest.approx(
             {"own": 5 / 12, "previous": 1 / 6, "next": 0.0, "special": 5 / 12, "other": 0.0}

@@ -12,7 +12,7 @@ import train_toys
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.cli import main
 from vanilla_transformer.paper.embeddings import (
-    USES,
+    MATRIX_USES,
     embedding_size,
     gradients_by_use,
     one_hot_product,
@@ -31,7 +31,7 @@ def test_the_root_mean_square_of_positions_is_one_over_root_two_and_of_scaled_wo
     rows = [equations.positional_encoding(position, 64) for position in range(9)]
     mean = sum(value**2 for row in rows for value in row) / (9 * 64)
     assert math.sqrt(mean) == pytest.approx(found.positions, rel=1e-6)
-    assert found.plain == pytest.approx(64**-0.5, rel=0.02)
+    assert found.unscaled == pytest.approx(64**-0.5, rel=0.02)
     assert found.scaled == pytest.approx(1.0, rel=0.02)
 
 
@@ -59,7 +59,7 @@ def test_the_gradient_of_the_one_matrix_is_the_sum_over_its_uses():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     source, target = torch.randint(4, 19, (2, 3, 5)).unbind()
     found = gradients_by_use(model, source, target.roll(1, dims=1), target)
-    uses = [found[use] for use in USES]
+    uses = [found[use] for use in MATRIX_USES]
     torch.testing.assert_close(sum(uses), found["tied"])
     # all uses have a gradient; that of the encoder's input is on the source tokens only
     assert all(gradient.norm() > 0 for gradient in uses)

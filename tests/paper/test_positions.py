@@ -18,12 +18,12 @@ from vanilla_transformer.paper import positions
 from vanilla_transformer.paper.order_task import (
     COPYING,
     WHO_CHASES_WHOM,
-    chase_pairs,
-    chases,
+    chase_sentences,
     copying_losses,
     encode_in_two_orders,
     losses_by_position,
     small_model,
+    split_name_pairs,
     who_chases_whom,
 )
 from vanilla_transformer.paper.positional_encoding import candidate_encoding
@@ -269,7 +269,7 @@ def test_equal_wavelengths_are_not_called_a_progression():
 
 
 def test_a_similarity_that_stays_positive_has_no_zero(monkeypatch):
-    monkeypatch.setattr(sinusoids, "FARTHEST", 2000)
+    monkeypatch.setattr(sinusoids, "FARTHEST_DISTANCE", 2000)
     ends = "reaches zero at distance 1,707 (base 10,000); beyond this distance"
     stays = "With base 1e+06 it is positive up to distance 2,000."
     for bases, said in (([1e4], (1, 0)), ([1e6], (0, 1)), ([1e4, 1e6], (1, 1))):
@@ -458,11 +458,11 @@ def test_the_study_shows_the_two_orders(written):
 
 
 def test_a_test_pair_is_not_a_training_pair_in_either_order():
-    trained, unseen = (set(map(tuple, part.tolist())) for part in chase_pairs(9, seed=2))
+    trained, unseen = (set(map(tuple, part.tolist())) for part in split_name_pairs(9, seed=2))
     assert not trained & unseen
     assert {pair[::-1] for pair in unseen} == unseen
     assert len(trained) + len(unseen) == 9 * 8
-    source, target = chases(torch.tensor([[6, 8]]))
+    source, target = chase_sentences(torch.tensor([[6, 8]]))
     assert source.tolist() == [[6, 3, 8]]
     assert target.tolist() == [[8, 4, 6]]
 

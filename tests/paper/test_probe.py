@@ -21,7 +21,7 @@ from vanilla_transformer.paper.order_task import (
 from vanilla_transformer.paper.positional_encoding import candidate_encoding, word_embeddings
 from vanilla_transformer.paper.probe import (
     NUM_POSITIONS,
-    WORDS,
+    WORDS_ALONE,
     linear_probe,
     probe_section,
     states_of_layers,
@@ -57,20 +57,20 @@ def test_states_are_those_of_the_model_at_the_first_positions():
     ids = tokenizer(pair[0], return_tensors="pt").input_ids
     kept = min(ids.shape[1], NUM_POSITIONS)
     assert list(states["encoder"]) == [
-        WORDS,
+        WORDS_ALONE,
         "words + positions",
         "after layer 1",
         "after layer 2",
     ]
-    assert list(states["decoder"]) == [WORDS, "words + positions", "after layer 1"]
+    assert list(states["decoder"]) == [WORDS_ALONE, "words + positions", "after layer 1"]
     words = word_embeddings(model)[ids[0, :kept]]
-    torch.testing.assert_close(states["encoder"][WORDS], torch.cat((words, words)))
+    torch.testing.assert_close(states["encoder"][WORDS_ALONE], torch.cat((words, words)))
     both = words + sinusoidal_encoding(kept, model.config.d_model)
     torch.testing.assert_close(states["encoder"]["words + positions"][:kept], both)
     memory = model.get_encoder()(ids).last_hidden_state[0, :kept]
     torch.testing.assert_close(states["encoder"]["after layer 2"][kept:], memory)
     assert positions["encoder"].tolist() == [*range(kept), *range(kept)]
-    assert len(positions["decoder"]) == len(states["decoder"][WORDS])
+    assert len(positions["decoder"]) == len(states["decoder"][WORDS_ALONE])
 
 
 @pytest.mark.parametrize("name", ["integer", "fraction", "sine", "binary"])
@@ -148,7 +148,7 @@ def test_the_study_trains_each_candidate_and_probes_each_run(runs, tmp_path, mon
 
 def test_a_state_with_its_position_is_read_better_than_the_word_alone(runs):
     rows = {tuple(row[:2]): row[-2] for row in probe_section(runs[:1], 8, False).rows}
-    assert rows["encoder", "words + positions"] > rows["encoder", WORDS]
+    assert rows["encoder", "words + positions"] > rows["encoder", WORDS_ALONE]
 
 
 @pytest.mark.parametrize(

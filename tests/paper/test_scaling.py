@@ -29,7 +29,7 @@ def test_the_weights_are_the_softmax_of_the_scaled_scores():
     ]
     entropies = [-sum(p * math.log(p) for p in row) for row in rows]
     assert found.entropy == pytest.approx(sum(entropies) / 2, rel=1e-5)
-    assert found.largest == pytest.approx(sum(map(max, rows)) / 2, rel=1e-5)
+    assert found.largest_weight == pytest.approx(sum(map(max, rows)) / 2, rel=1e-5)
 
 
 def test_the_norm_is_that_of_the_jacobian_of_softmax():
@@ -49,15 +49,15 @@ def test_the_norm_is_zero_if_one_weight_is_1():
 def test_without_scaling_the_gradient_vanishes_as_d_k_grows_and_with_it_does_not():
     without = [measure(d_k, 1.0, num_queries=256) for d_k in (8, 64, 512)]
     scaled = [measure(d_k, d_k**-0.5, num_queries=256) for d_k in (8, 64, 512)]
-    assert without[0].vanished < without[1].vanished < without[2].vanished
-    assert without[2].median_gradient < scaled[2].median_gradient / 10
+    assert without[0].vanished_share < without[1].vanished_share < without[2].vanished_share
+    assert without[2].median_jacobian_norm < scaled[2].median_jacobian_norm / 10
     for entry in scaled:
-        assert entry.vanished == 0.0
-        assert entry.median_gradient == pytest.approx(scaled[0].median_gradient, rel=0.06)
+        assert entry.vanished_share == 0.0
+        assert entry.median_jacobian_norm == pytest.approx(scaled[0].median_jacobian_norm, rel=0.06)
     # too small a factor: nearly equal weights, and a smaller gradient
     slip = measure(64, (8 * 64) ** -0.5)
     assert scaled[1].entropy < slip.entropy < math.log(64)
-    assert slip.median_gradient < scaled[1].median_gradient
+    assert slip.median_jacobian_norm < scaled[1].median_jacobian_norm
 
 
 def test_a_width_of_zero_is_refused(capsys, tmp_path):
