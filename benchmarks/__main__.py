@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         f"  {name:12} {part.title}" + ("" if part.is_default else " (only if named)")
         for name, part in PARTS.items()
     )
-    made = argparse.ArgumentParser(
+    flags_parser = argparse.ArgumentParser(
         prog="python -m vanilla_transformer.benchmarks",
         description="Measure this package and other toolkits on the same work, side by side.",
         epilog=f"parts:\n{parts}\n\nBenchmarks of a trained model, each with --help: "
@@ -78,112 +78,112 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "parts",
         nargs="*",
         metavar="PART",
         help="parts to run (default: all but scaling and device)",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--recipe",
         default="demo",
         help="recipe of the corpus and vocabulary (default: %(default)s)",
     )
-    add_device(made)
-    made.add_argument(
+    add_device(flags_parser)
+    flags_parser.add_argument(
         "--rounds", type=int, default=2, help="repetitions of all batches (default: %(default)s)"
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--batches",
         type=int,
         default=3,
         help="batches of each implementation (default: %(default)s)",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--sizes",
-        type=_names(SIZES),
+        type=_name_parser(SIZES),
         default=["small", "base"],
         help=f"model sizes, from {', '.join(SIZES)}, with commas between (default: small,base)",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--models",
-        type=_names(MODELS),
+        type=_name_parser(MODELS),
         default=[],
         help="models of transformers to translate with in place of --sizes, random weights, from "
         f"{', '.join(MODELS)}, with commas between",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--model_vocab_size",
         type=int,
         default=37000,
         help="vocabulary size of the models with random weights (default: %(default)s)",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--tokens_per_batch",
         type=int,
         default=2048,
         help="target tokens in a training batch (default: %(default)s)",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--peers",
-        type=_names(TRAINED_PEERS),
+        type=_name_parser(TRAINED_PEERS),
         default=list(TRAINED_PEERS),
         help="peers in training beside Marian, all in memory at once, from "
         f"{', '.join(TRAINED_PEERS)}, with commas between (default: all that are installed); usual "
         "is Marian on random sentences",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--beams",
-        type=_numbers,
+        type=_parse_numbers,
         default=[1, 4],
         help="beam sizes, with commas between (default: 1,4)",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--batch_sizes",
-        type=_numbers,
+        type=_parse_numbers,
         default=[1, 32],
         help="sentences in a batch of translation, with commas between (default: 1,32)",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--longest",
         type=int,
         default=8192,
         help="longest sentences of scaling, in tokens (default: %(default)s)",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--millions",
         type=float,
         default=4.5,
         help="millions of pairs in the corpus of a planned epoch (default: %(default)s)",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--steps",
         type=int,
         default=50,
         help="number of steps to build batches for (default: %(default)s)",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--blocks",
         type=int,
         default=3,
         help="blocks to read with --streaming true (default: %(default)s)",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--busy",
         type=int,
         default=0,
         help="other programs that compute meanwhile, each on one core (default: %(default)s)",
     )
-    made.add_argument(
+    flags_parser.add_argument(
         "--output_dir",
         type=Path,
         default=Path("runs/benchmarks"),
         help="folder for page, numbers and pictures (default: %(default)s)",
     )
-    return made
+    return flags_parser
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_numbers(text: str) -> list[int]:
     if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", text):
         raise argparse.ArgumentTypeError(
             f"must be numbers from 1 with commas between, got {text!r}"
@@ -191,17 +191,18 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def _names(known: Collection[str]) -> Callable[[str], list[str]]:
-    def names(text: str) -> list[str]:
-        given = text.split(",")
-        for name in given:
-            if name not in known:
+def _name_parser(allowed_names: Collection[str]) -> Callable[[str], list[str]]:
+    def parse_names(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in allowed_names:
                 raise argparse.ArgumentTypeError(
-                    f"must be of {', '.join(known)}, got {name!r}.{closest_name(name, list(known))}"
+                    f"must be of {', '.join(allowed_names)}, got {name!r}."
+                    f"{closest_name(name, list(allowed_names))}"
                 )
-        return given
+        return names
 
-    return names
+    return parse_names
 
 
 def run(argv: list[str]) -> None:
@@ -213,13 +214,15 @@ def run(argv: list[str]) -> None:
     Raises:
         ValueError: If there is no such part, or a flag has an invalid value.
     """
-    flags, rest = parser().parse_known_args(argv)
-    flags.settings = rest
-    flags.config, _ = parse_arguments([flags.recipe, *rest], "vanilla_transformer.benchmarks")
+    flags, training_arguments = parser().parse_known_args(argv)
+    flags.settings = training_arguments
+    flags.config, _ = parse_arguments(
+        [flags.recipe, *training_arguments], "vanilla_transformer.benchmarks"
+    )
     for name in flags.parts:
         if name not in PARTS:
-            known = closest_name(name, list(PARTS))
-            raise ValueError(f"{name!r} is not a part.{known} They are {', '.join(PARTS)}.")
+            suggestion = closest_name(name, list(PARTS))
+            raise ValueError(f"{name!r} is not a part.{suggestion} They are {', '.join(PARTS)}.")
     for name in AT_LEAST_ONE:
         value = getattr(flags, name)
         if value is not None and value < 1:
@@ -229,25 +232,25 @@ def run(argv: list[str]) -> None:
     if not flags.millions > 0:
         raise ValueError(f"millions must be above 0, got {flags.millions}.")
     open_device(flags)
-    names = flags.parts or [name for name, part in PARTS.items() if part.is_default]
+    part_names = flags.parts or [name for name, part in PARTS.items() if part.is_default]
 
     def sections() -> Iterator["Section"]:
         # hide the log lines about dropped pairs, because the tables contain these counts
         logging.getLogger("vanilla_transformer").setLevel(logging.WARNING)
-        for name in names:
+        for name in part_names:
             module = importlib.import_module(f"vanilla_transformer.benchmarks.{PARTS[name].module}")
             yield from module.sections(flags)
 
-    title = f"Benchmarks: {', '.join(names)}"
+    title = f"Benchmarks: {', '.join(part_names)}"
     if flags.busy:
         title += f", beside {flags.busy} busy program{'s' if flags.busy > 1 else ''}"
-    with _busy_programs(flags.busy):
+    with _run_busy_programs(flags.busy):
         show_study(sections(), title, flags.output_dir)
 
 
 @contextlib.contextmanager
-def _busy_programs(count: int) -> Iterator[None]:
-    programs = [subprocess.Popen([sys.executable, "-c", BUSY_PROGRAM]) for _ in range(count)]
+def _run_busy_programs(num_programs: int) -> Iterator[None]:
+    programs = [subprocess.Popen([sys.executable, "-c", BUSY_PROGRAM]) for _ in range(num_programs)]
     try:
         yield
     finally:

@@ -49,76 +49,86 @@ class Table:
         self.lines.append((name, text))
 
     @contextmanager
-    def timing(self, name: str, pairs: int) -> Iterator[None]:
+    def time_stage(self, stage: str, num_pairs: int) -> Iterator[None]:
         """Time the block, and add a line with its time scaled to a million pairs.
 
         Args:
-            name: Name of the stage.
-            pairs: Number of pairs in the block.
+            stage: Name of the stage.
+            num_pairs: Number of pairs in the block.
 
         Yields:
             None.
         """
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall_start, cpu_start = time.perf_counter(), time.process_time()
         yield
-        scale = MILLION / pairs
-        wall, cpu = (time.perf_counter() - wall) * scale, (time.process_time() - cpu) * scale
-        self.pairs_per_second[name] = MILLION / wall
-        self.add(name, f"{wall:,.2f} s, {cpu:,.2f} s of CPU time; {MILLION / wall:,.0f} pairs/s")
+        scale = MILLION / num_pairs
+        wall_seconds = (time.perf_counter() - wall_start) * scale
+        cpu_seconds = (time.process_time() - cpu_start) * scale
+        rate = MILLION / wall_seconds
+        self.pairs_per_second[stage] = rate
+        self.add(
+            stage, f"{wall_seconds:,.2f} s, {cpu_seconds:,.2f} s of CPU time; {rate:,.0f} pairs/s"
+        )
 
 
-def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs:
+def measure_corpus(config: TrainConfig, table: Table, num_steps: int) -> Pairs:
     """Measure each stage of the preparation of a corpus, without a cache.
 
     Args:
         config: Settings of a run.
         table: Table for the results.
-        num_fetched: Number of steps to build batches for.
+        num_steps: Number of steps to build batches for.
 
     Returns:
         The tokenized pairs, with the result of the cleaning.
     """
     texts = load_texts(config)
     languages = (config.source_lang, config.target_lang)
-    pairs = sum(map(len, texts.train))
-    table.add("pairs", f"{pairs:,}")
-    with table.timing("vocabulary", pairs):
+    num_pairs = sum(map(len, texts.train))
+    table.add("pairs", f"{num_pairs:,}")
+    with table.time_stage("vocabulary", num_pairs):
         tokenizer = prepare_tokenizer(config, texts)
-    with table.timing("hash of the text", pairs):
-        hashes = [text_hash(rows, languages, "train") for rows in texts.train]
-    with table.timing("tokens", pairs):
-        parts = [
-            encode_pairs(rows, "train", tokenizer, *languages, name)
-            for rows, name in zip(texts.train, hashes, strict=True)
+    with table.time_stage("hash of the text", num_pairs):
+        corpus_hashes = [text_hash(corpus_rows, languages, "train") for corpus_rows in texts.train]
+    with table.time_stage("tokens", num_pairs):
+        encoded_corpora = [
+            encode_pairs(corpus_rows, "train", tokenizer, *languages, corpus_hash)
+            for corpus_rows, corpus_hash in zip(texts.train, corpus_hashes, strict=True)
         ]
-    rules = (config.max_length, config.max_length_ratio)
-    with table.timing("cleaning", pairs):
-        prepared = prepare_pairs(parts, *rules, config.drop_duplicates)
-    with table.timing("cleaning with repeats", pairs):
-        filter_pairs(prepared.rows, *rules, drop_duplicates=True)
-    data = prepare_data(config, texts, tokenizer)
-    table.add("counts", data.facts["cleaning"].rsplit(": ")[-1])
+    length_limits = (config.max_length, config.max_length_ratio)
+    with table.time_stage("cleaning", num_pairs):
+        prepared_pairs = prepare_pairs(encoded_corpora, *length_limits, config.drop_duplicates)
+    with table.time_stage("cleaning with repeats", num_pairs):
+        filter_pairs(prepared_pairs.rows, *length_limits, drop_duplicates=True)
+    prepared_data = prepare_data(config, texts, tokenizer)
+    table.add("counts", prepared_data.facts["cleaning"].rsplit(": ")[-1])
     collator = Collator(tokenizer.pad_token_id, tokenizer.pad_token_id, len(tokenizer))
-    steps: Any = make_steps(config, data, collator, num_processes=1, process_index=0)
+    steps: Any = make_steps(config, prepared_data, collator, num_processes=1, process_index=0)
     padded_tokens = non_padding_tokens = 0
-    targets = []
+    target_tokens = []
     for step in range(steps.steps_per_epoch):
-        block, index = steps.find_block(step)
-        groups, (source, target) = block.steps[index], block.lengths
-        for part in split_step(groups, source, target, steps.tokens_per_micro_batch, 1)[0]:
-            for lengths in (source, target):
-                padded_tokens += len(part) * int(lengths[part].max())
-                non_padding_tokens += int(lengths[part].sum())
-        targets.append(sum(int(target[group].sum()) for group in groups))
-    table.add("steps an epoch", f"{len(targets):,}")
+        block, index_in_block = steps.block_of(step)
+        groups, (source_lengths, target_lengths) = block.steps[index_in_block], block.lengths
+        for micro_batch in split_step(
+            groups, source_lengths, target_lengths, steps.tokens_per_micro_batch, 1
+        )[0]:
+            for lengths in (source_lengths, target_lengths):
+                padded_tokens += len(micro_batch) * int(lengths[micro_batch].max())
+                non_padding_tokens += int(lengths[micro_batch].sum())
+        target_tokens.append(sum(int(target_lengths[group].sum()) for group in groups))
+    table.add("steps an epoch", f"{len(target_tokens):,}")
     table.add("non-padding tokens", f"{non_padding_tokens / padded_tokens:.2%}")
-    table.add("target tokens a step", f"{np.mean(targets):,.0f} +- {np.std(targets):,.0f}")
-    fetched = min(num_fetched, len(targets))
+    table.add(
+        "target tokens a step", f"{np.mean(target_tokens):,.0f} +- {np.std(target_tokens):,.0f}"
+    )
+    num_measured_steps = min(num_steps, len(target_tokens))
     started = time.process_time()
-    for step in range(fetched):
+    for step in range(num_measured_steps):
         steps[step]
-    table.add("batches", f"{1000 * (time.process_time() - started) / fetched:.1f} ms a step")
-    return prepared
+    table.add(
+        "batches", f"{1000 * (time.process_time() - started) / num_measured_steps:.1f} ms a step"
+    )
+    return prepared_pairs
 
 
 def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Table):
@@ -132,39 +142,41 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
         millions: Size of the planned corpus, in million pairs.
         table: Table for the results.
     """
-    count = int(millions * MILLION)
+    num_pairs = int(millions * MILLION)
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "filtered.npy")
-        filtered = np.lib.format.open_memmap(path, "w+", np.int32, (3, count))
-        kept = pairs.kept_indices()
-        for first in range(0, count, MILLION):
-            size = min(MILLION, count - first)
-            filtered[:, first : first + size] = pairs.lengths_and_verdicts[
-                :, random.choice(kept, size)
+        filtered = np.lib.format.open_memmap(path, "w+", np.int32, (3, num_pairs))
+        kept_indices = pairs.kept()
+        for start in range(0, num_pairs, MILLION):
+            num_drawn = min(MILLION, num_pairs - start)
+            filtered[:, start : start + num_drawn] = pairs.filtered[
+                :, random.choice(kept_indices, num_drawn)
             ]
         filtered.flush()
         del filtered
         # writing 5 resets the peak memory of the process
         Path("/proc/self/clear_refs").write_text("5")
-        before = memory()
-        settings = (config.tokens_per_step, config.length_groups_per_step)
+        memory_before = memory()
+        step_settings = (config.tokens_per_step, config.length_groups_per_step)
         collator = Collator(0, 0, 1)
         steps = TrainingSteps(
-            Pairs(range(count), np.load(path, mmap_mode="r")),
+            Pairs(range(num_pairs), np.load(path, mmap_mode="r")),
             collator,
-            *settings,
+            *step_settings,
             config.tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH,
             config.seed,
             block_pairs=config.block_pairs,
         )
-        table.add("planned", f"{count:,} pairs, {steps.steps_per_epoch:,} steps an epoch")
+        table.add("planned", f"{num_pairs:,} pairs, {steps.steps_per_epoch:,} steps an epoch")
         for name in ("order of an epoch, first block", "a further block"):
             started = time.process_time()
             steps.find_block(0 if name.startswith("order") else steps.steps_per_epoch - 1)
             table.add(name, f"{time.process_time() - started:.2f} s of CPU time")
-        after = memory()
-        growth = {name: (after[name] - before[name]) / millions for name in after}
+        memory_after = memory()
+        growth = {
+            name: (memory_after[name] - memory_before[name]) / millions for name in memory_after
+        }
         table.add(
             "memory a million pairs",
             f"{growth['private']:.1f} MB private, {growth['file_backed']:.1f} MB of a shared file; "
@@ -172,24 +184,24 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
         )
 
 
-def measure_stream(config: TrainConfig, blocks: int, table: Table):
+def measure_stream(config: TrainConfig, num_blocks: int, table: Table):
     """Measure a streamed corpus: read the corpus block by block, and build all batches.
 
     Args:
         config: Settings of a run.
-        blocks: Number of blocks to read.
+        num_blocks: Number of blocks to read.
         table: Table for the results.
     """
     texts = load_texts(config)
     tokenizer = prepare_tokenizer(config, texts)
-    data = prepare_data(config, texts, tokenizer)
+    prepared_data = prepare_data(config, texts, tokenizer)
     collator = Collator(tokenizer.pad_token_id, tokenizer.pad_token_id, len(tokenizer))
     started = time.process_time()
-    steps: Any = make_steps(config, data, collator, num_processes=1, process_index=0)
+    steps: Any = make_steps(config, prepared_data, collator, num_processes=1, process_index=0)
     step = 0
     while True:
         position = steps[step].position
-        if position["block"] == blocks:
+        if position["block"] == num_blocks:
             break
         if position["first_step"] == step:
             table.add(
@@ -198,7 +210,7 @@ def measure_stream(config: TrainConfig, blocks: int, table: Table):
                 f"{memory()['private']:,.0f} MB, peak so far {memory()['peak']:,.0f} MB",
             )
         step += 1
-    seconds = (time.process_time() - started) / (blocks * config.block_pairs / MILLION)
+    seconds = (time.process_time() - started) / (num_blocks * config.block_pairs / MILLION)
     table.add("reading to batches", f"{seconds:,.2f} s of CPU time for a million pairs")
 
 
@@ -217,7 +229,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         config = dataclasses.replace(config, tokens_per_micro_batch=tokens)
     datasets.disable_progress_bars()
     table = Table()
-    before = datasets.config.HF_DATASETS_CACHE
+    cache_before = datasets.config.HF_DATASETS_CACHE
     with tempfile.TemporaryDirectory() as cache:
         # cache and run folder are empty, so no prepared data and no learned vocabulary are reused
         datasets.config.HF_DATASETS_CACHE = Path(cache)
@@ -229,7 +241,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
                 pairs = measure_corpus(config, table, flags.steps)
                 measure_plan(config, pairs, flags.millions, table)
         finally:
-            datasets.config.HF_DATASETS_CACHE = before
+            datasets.config.HF_DATASETS_CACHE = cache_before
     yield Section(
         name="data",
         title="From text to batches",

@@ -45,10 +45,10 @@ MAX_ERROR = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
 MAX_LOSS_DIFFERENCE = {"fp32": 2e-3, "bf16": 3e-2, "fp16": 3e-2}
 # required share of target tokens that are equal on the device and on the CPU; below 1, because
 # rounding can swap candidates with nearly equal scores
-MIN_EQUAL = {torch.float32: 0.98, torch.bfloat16: 0.8}
+MIN_EQUAL_SHARE = {torch.float32: 0.98, torch.bfloat16: 0.8}
 SEARCH_COLUMNS = ("equal", "at least", "agrees", "seconds, engine", "seconds, modules")
 # training steps of each run, and sentences of each search
-STEPS, LINES = 40, 64
+NUM_STEPS, NUM_SENTENCES = 40, 64
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"num_beams": 1, "max_extra_tokens": 20},
     "beam 4": {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 20},
@@ -57,7 +57,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 SMALL_GPU_BYTES = 8e9
 # number of tokens in each sentence of the micro-batch that fills the small GPU
 SENTENCE_TOKENS = 100
-RUNS = ("device and run", "last loss", "difference", "allowed", "agrees", "tokens/s")
+RUN_COLUMNS = ("device and run", "last loss", "difference", "allowed", "agrees", "tokens/s")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
@@ -72,47 +72,58 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     device = torch.device(flags.device)
     corpus = read_corpus(flags.config, flags.model_vocab_size)
     batch = bucketed_batches(corpus, 300, 1, flags.config.seed)[0]
-    yield _arithmetic(flags, batch, device)
+    yield _arithmetic_section(flags, batch, device)
     with tempfile.TemporaryDirectory() as folder:
-        yield _runs(flags, Path(folder), device)
-        lines = corpus.texts[: 2 * LINES : 2]
-        yield _search(Path(folder, "cpu"), lines, device)
+        yield _runs_section(flags, Path(folder), device)
+        sentences = corpus.texts[: 2 * NUM_SENTENCES : 2]
+        yield _search_section(Path(folder, "cpu"), sentences, device)
     if device.type == "cuda":
-        yield _memory(flags, device)
+        yield _memory_section(flags, device)
 
 
 def _section(name: str, title: str, finding: str, columns: Sequence[str], rows: list) -> Section:
-    column = columns.index("agrees")
-    failed = [row[0] for row in rows if row[column] == "no"]
-    result = f"Failed: {', '.join(failed)}." if failed else "All agree."
+    agrees_column = columns.index("agrees")
+    failed_checks = [row[0] for row in rows if row[agrees_column] == "no"]
+    result = f"Failed: {', '.join(failed_checks)}." if failed_checks else "All agree."
     return Section(
         name=f"device-{name}",
         title=title,
         finding=f"{finding} {result}",
         columns=columns,
         rows=rows,
-        numbers={"failed": failed},
+        numbers={"failed": failed_checks},
     )
 
 
-def _arithmetic(flags: argparse.Namespace, batch: Batch, device: torch.device) -> Section:
+def _arithmetic_section(flags: argparse.Namespace, batch: Batch, device: torch.device) -> Section:
     config = model_config(flags.sizes[-1], flags.model_vocab_size, dropout=0.0)
     torch.manual_seed(flags.config.seed)
     model = VanillaTransformerForConditionalGeneration(config).train()
-    expected = _in_float64(model.double(), batch)
+    expected = _float64_loss_and_gradient(model.double(), batch)
     rows = []
-    for precision, allowed in MAX_ERROR.items():
+    for precision, max_error in MAX_ERROR.items():
         if device.type == "cpu" and precision == "fp16":
             continue
         # weights stay in float32, as in training; autocast computes products in `dtype`
-        moved = model.float().to(device)
-        dtype = distribution.HALF_PRECISION_DTYPES.get(precision, torch.float32)
-        found = _loss_and_gradient(moved, batch, dtype)
-        loss, gradient = (
-            float((ours.double().cpu() - theirs.cpu()).norm() / theirs.norm().cpu())
-            for ours, theirs in zip(found, expected, strict=True)
+        moved_model = model.float().to(device)
+        dtype = distribution.DTYPES.get(precision, torch.float32)
+        actual = _loss_and_gradient(moved_model, batch, dtype)
+        loss_error, gradient_error = (
+            float(
+                (actual_tensor.double().cpu() - expected_tensor.cpu()).norm()
+                / expected_tensor.norm().cpu()
+            )
+            for actual_tensor, expected_tensor in zip(actual, expected, strict=True)
         )
-        rows.append((precision, loss, gradient, allowed, _yes(max(loss, gradient) <= allowed)))
+        rows.append(
+            (
+                precision,
+                loss_error,
+                gradient_error,
+                max_error,
+                _yes_or_no(max(loss_error, gradient_error) <= max_error),
+            )
+        )
     return _section(
         "arithmetic",
         "Loss and gradient",
@@ -123,10 +134,10 @@ def _arithmetic(flags: argparse.Namespace, batch: Batch, device: torch.device) -
     )
 
 
-def _in_float64(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+def _float64_loss_and_gradient(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
     """Compute loss and gradient with torch's own loss: the loss of training sums in float32."""
-    others = {name: tensor for name, tensor in batch.tensors.items() if name != "labels"}
-    logits = model(**others, use_cache=False).logits
+    inputs = {name: tensor for name, tensor in batch.tensors.items() if name != "labels"}
+    logits = model(**inputs, use_cache=False).logits
     loss = F.cross_entropy(
         logits.flatten(0, 1),
         batch.tensors["labels"].flatten(),
@@ -134,7 +145,7 @@ def _in_float64(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
         reduction="sum",
         label_smoothing=LABEL_SMOOTHING,
     )
-    return _with_gradient(model, loss)
+    return _compute_gradient(model, loss)
 
 
 def _loss_and_gradient(
@@ -143,28 +154,28 @@ def _loss_and_gradient(
     """Compute loss and gradient as a training step does."""
     device, tensors = model.device, batch.tensors
     label_indices = (tensors["labels"].flatten() != IGNORED).nonzero()[:, 0].to(device)
-    inputs = {name: it.to(device) for name, it in mask_for_sdpa(tensors).items()}
+    inputs = {name: tensor.to(device) for name, tensor in mask_for_sdpa(tensors).items()}
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         loss = fused_loss_sum(
             model, **inputs, label_indices=label_indices, label_smoothing=LABEL_SMOOTHING
         )
-    return _with_gradient(model, loss)
+    return _compute_gradient(model, loss)
 
 
-def _with_gradient(model: PreTrainedModel, loss: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_gradient(model: PreTrainedModel, loss: Tensor) -> tuple[Tensor, Tensor]:
     model.zero_grad()
     loss.backward()
     gradient = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
     return loss.detach(), torch.cat(gradient)
 
 
-def _runs(flags: argparse.Namespace, folder: Path, device: torch.device) -> Section:
+def _runs_section(flags: argparse.Namespace, folder: Path, device: torch.device) -> Section:
     """Train on the CPU, and with several settings on the device. `_search` reads the run "cpu"."""
 
     # no dropout, because dropout masks differ between devices
     shared: dict[str, Any] = {
         "model": {**flags.config.model, "dropout": 0.0},
-        "max_steps": STEPS,
+        "max_steps": NUM_STEPS,
         "log_every_steps": 1,
         "precision": "fp32",
     }
@@ -178,33 +189,36 @@ def _runs(flags: argparse.Namespace, folder: Path, device: torch.device) -> Sect
         _train([str(recipe), *(["--resume"] if (folder / name).exists() else [])], on_cpu)
         return [line["loss"] for line in read_metrics(folder / name) if "loss" in line]
 
-    half = _half_precision(device)
-    expected = train_and_read_losses("cpu", on_cpu=True)
-    variants: dict[str, list[dict[str, Any]]] = {
+    half_precision = _half_precision(device)
+    cpu_losses = train_and_read_losses("cpu", on_cpu=True)
+    settings_of_runs: dict[str, list[dict[str, Any]]] = {
         "fp32": [{}],
-        half: [{"precision": half}],
-        f"{half}, compiled": [{"precision": half, "compile": True}],
-        "fp32, resumed": [{"max_steps": STEPS // 2}, {}],
+        half_precision: [{"precision": half_precision}],
+        f"{half_precision}, compiled": [{"precision": half_precision, "compile": True}],
+        "fp32, resumed": [{"max_steps": NUM_STEPS // 2}, {}],
     }
-    rows = [("cpu: fp32", expected[-1], 0.0, 0.0, "yes", _tokens_a_second(folder / "cpu"))]
-    for name, parts in variants.items():
-        for settings in parts:
-            found = train_and_read_losses(name, **settings)
+    rows = [
+        ("cpu: fp32", cpu_losses[-1], 0.0, 0.0, "yes", _median_tokens_per_second(folder / "cpu"))
+    ]
+    for name, settings_of_parts in settings_of_runs.items():
+        for settings in settings_of_parts:
+            losses = train_and_read_losses(name, **settings)
         # average over the steps: rounding errors grow from step to step, so a single loss may
         # differ much
         difference = statistics.mean(
-            abs(loss / on_cpu - 1) for loss, on_cpu in zip(found, expected, strict=True)
+            abs(loss / cpu_loss - 1) for loss, cpu_loss in zip(losses, cpu_losses, strict=True)
         )
-        allowed = MAX_LOSS_DIFFERENCE[parts[-1].get("precision", "fp32")]
-        agrees = _yes(difference <= allowed)
-        row = (f"{device.type}: {name}", found[-1], difference, allowed, agrees)
-        rows.append((*row, _tokens_a_second(folder / name)))
+        max_difference = MAX_LOSS_DIFFERENCE[settings_of_parts[-1].get("precision", "fp32")]
+        agrees = _yes_or_no(difference <= max_difference)
+        row = (f"{device.type}: {name}", losses[-1], difference, max_difference, agrees)
+        rows.append((*row, _median_tokens_per_second(folder / name)))
     return _section(
         "runs",
         "Runs",
-        f"{STEPS} steps of {flags.recipe} without dropout: mean relative difference of the loss of "
-        "a step from that of the same step on the CPU, and the median of the tokens per second.",
-        RUNS,
+        f"{NUM_STEPS} steps of {flags.recipe} without dropout: mean relative difference of the "
+        "loss of a step from that of the same step on the CPU, and the median of the tokens per "
+        "second.",
+        RUN_COLUMNS,
         rows,
     )
 
@@ -232,76 +246,94 @@ def _train(arguments: list[str], on_cpu: bool) -> None:
         raise ValueError(f"train {arguments[0]} ended with an error:\n{result.stderr[-2000:]}")
 
 
-def _tokens_a_second(folder: Path) -> float:
+def _median_tokens_per_second(folder: Path) -> float:
     rates = [line["tokens_per_second"] for line in read_metrics(folder) if "loss" in line]
     return statistics.median(rates)
 
 
-def _search(run: Path, lines: list[str], device: torch.device) -> Section:
+def _search_section(run_folder: Path, sentences: list[str], device: torch.device) -> Section:
     rows: list[tuple[Any, ...]] = []
     for name, settings in SEARCHES.items():
-        model, tokenizer = load_run(str(run))
-        inputs = tokenizer(lines, return_tensors="pt", padding=True)
-        expected, _ = _translations(model, inputs, **settings, engine="off")
-        for dtype, fewest in MIN_EQUAL.items():
+        model, tokenizer = load_run(str(run_folder))
+        inputs = tokenizer(sentences, return_tensors="pt", padding=True)
+        expected_ids, _ = _translate_and_time(model, inputs, **settings, engine="off")
+        for dtype, min_equal_share in MIN_EQUAL_SHARE.items():
             if device.type == "cpu" and dtype != torch.float32:
                 continue
-            moved = model.to(device, dtype)
-            _, reason = engine_for(moved)
+            moved_model = model.to(device, dtype)
+            _, reason = engine_for(moved_model)
             if reason is not None:
-                rows.append((f"{name}, {dtype}: {reason}", None, fewest, "no", None, None))
+                rows.append((f"{name}, {dtype}: {reason}", None, min_equal_share, "no", None, None))
                 continue
-            found, seconds = _translations(moved, inputs, **settings)
-            _, seconds_of_modules = _translations(moved, inputs, **settings, engine="off")
-            equal = _share_of_equal(found, expected, model.config.pad_token_id)
+            ids, engine_seconds = _translate_and_time(moved_model, inputs, **settings)
+            _, module_seconds = _translate_and_time(moved_model, inputs, **settings, engine="off")
+            equal_share = _equal_share(ids, expected_ids, model.config.pad_token_id)
             title = f"{name}, {str(dtype).removeprefix('torch.')}"
-            times = seconds, seconds_of_modules
-            rows.append((title, equal, fewest, _yes(equal >= fewest), *times))
+            seconds = engine_seconds, module_seconds
+            rows.append(
+                (
+                    title,
+                    equal_share,
+                    min_equal_share,
+                    _yes_or_no(equal_share >= min_equal_share),
+                    *seconds,
+                )
+            )
     return _section(
         "search",
         "Search",
-        f"{len(lines)} sentences with the trained model: share of tokens that are those of the "
+        f"{len(sentences)} sentences with the trained model: share of tokens that are those of the "
         "model's own modules in float32 on the CPU, and the time of all sentences.",
         (f"search on {device.type}", *SEARCH_COLUMNS),
         rows,
     )
 
 
-def _translations(model: PreTrainedModel, inputs: Any, **settings: Any) -> tuple[list, float]:
+def _translate_and_time(model: PreTrainedModel, inputs: Any, **settings: Any) -> tuple[list, float]:
     inputs = inputs.to(model.device)
     with torch.no_grad():
         model.generate(**inputs, **settings)
-        _wait(model.device)
+        _synchronize(model.device)
         started = time.perf_counter()
         ids = model.generate(**inputs, **settings)
-        _wait(model.device)
+        _synchronize(model.device)
     return ids.tolist(), time.perf_counter() - started
 
 
-def _share_of_equal(found: list[list[int]], expected: list[list[int]], pad: int) -> float:
-    pairs = [
-        pair
-        for rows in zip(found, expected, strict=True)
-        for pair in itertools.zip_longest(*rows, fillvalue=pad)
-        if pair != (pad, pad)
+def _equal_share(actual: list[list[int]], expected: list[list[int]], pad_id: int) -> float:
+    token_pairs = [
+        token_pair
+        for translations in zip(actual, expected, strict=True)
+        for token_pair in itertools.zip_longest(*translations, fillvalue=pad_id)
+        if token_pair != (pad_id, pad_id)
     ]
-    return sum(ours == theirs for ours, theirs in pairs) / len(pairs)
+    return sum(actual_id == expected_id for actual_id, expected_id in token_pairs) / len(
+        token_pairs
+    )
 
 
-def _memory(flags: argparse.Namespace, device: torch.device) -> Section:
+def _memory_section(flags: argparse.Namespace, device: torch.device) -> Section:
     """Train with the largest micro-batch for a small GPU, with torch limited to its memory."""
-    total = torch.cuda.get_device_properties(device).total_memory
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
     rows: list[tuple[Any, ...]] = []
     for precision in ("fp32", _half_precision(device)):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        torch.cuda.set_per_process_memory_fraction(SMALL_GPU_BYTES / total)
-        tokens = None
+        torch.cuda.set_per_process_memory_fraction(SMALL_GPU_BYTES / total_bytes)
+        batch_tokens = None
         with contextlib.suppress(torch.cuda.OutOfMemoryError):
-            tokens = _step_of_largest_batch(flags, precision)
+            batch_tokens = _train_with_largest_batch(flags, precision)
         torch.cuda.set_per_process_memory_fraction(1.0)
-        peak = torch.cuda.max_memory_allocated() / 1e9
-        rows.append((precision, tokens, SMALL_GPU_BYTES / 1e9, peak, _yes(tokens is not None)))
+        peak_gigabytes = torch.cuda.max_memory_allocated() / 1e9
+        rows.append(
+            (
+                precision,
+                batch_tokens,
+                SMALL_GPU_BYTES / 1e9,
+                peak_gigabytes,
+                _yes_or_no(batch_tokens is not None),
+            )
+        )
     return _section(
         "memory",
         "Memory",
@@ -312,14 +344,14 @@ def _memory(flags: argparse.Namespace, device: torch.device) -> Section:
     )
 
 
-def _step_of_largest_batch(flags: argparse.Namespace, precision: str) -> int:
+def _train_with_largest_batch(flags: argparse.Namespace, precision: str) -> int:
     settings = TrainConfig(precision=precision, tokens_per_step=10**6)
     accelerator = distribution.open_accelerator(settings)
     config = model_config(flags.sizes[-1], flags.model_vocab_size)
     model = VanillaTransformerForConditionalGeneration(config).to(accelerator.device).train()
-    wrapped, optimizer, wrapped_optimizer = distribution.prepare(accelerator, model, settings)
-    free = SMALL_GPU_BYTES - torch.cuda.memory_reserved()
-    with patch.object(memory, "free_bytes", lambda *_: free):
+    wrapped_model, optimizer, wrapped_optimizer = distribution.prepare(accelerator, model, settings)
+    free_bytes = SMALL_GPU_BYTES - torch.cuda.memory_reserved()
+    with patch.object(memory, "free_bytes", lambda *_: free_bytes):
         tokens = memory.max_micro_batch_tokens(
             settings, config, model.num_parameters(), accelerator.device, 1
         )
@@ -329,14 +361,16 @@ def _step_of_largest_batch(flags: argparse.Namespace, precision: str) -> int:
     batch = mask_for_sdpa(collator({"input_ids": ids, "labels": ids}))
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1e-4)
     for _ in range(3):
-        training_step(accelerator, wrapped, wrapped_optimizer, schedule, [batch], LABEL_SMOOTHING)
+        training_step(
+            accelerator, wrapped_model, wrapped_optimizer, schedule, [batch], LABEL_SMOOTHING
+        )
     return tokens
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _yes(is_right: bool) -> str:
-    return "yes" if is_right else "no"
+def _yes_or_no(is_yes: bool) -> str:
+    return "yes" if is_yes else "no"

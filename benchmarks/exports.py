@@ -40,8 +40,8 @@ NUM_BEAMS = 4
 ALPHA = 0.6
 # largest number of tokens in a translation, so far above what a sentence needs that no search
 # reaches it
-LONGEST = 200
-SENTENCES_A_BATCH = 25
+MAX_NEW_TOKENS = 200
+SENTENCES_PER_BATCH = 25
 # CTranslate2's search ends when `PATIENCE` * `NUM_BEAMS` hypotheses are complete
 PATIENCE = 2
 # value of CTranslate2's length penalty that comes nearest to our length penalty with `ALPHA`
@@ -73,10 +73,12 @@ class Engines:
         Returns:
             Translations.
         """
-        usual = {"num_beams": NUM_BEAMS, "length_penalty_alpha": ALPHA}
+        paper_search = {"num_beams": NUM_BEAMS, "length_penalty_alpha": ALPHA}
         # the other engines have no `max_extra_tokens`, the limit that depends on the source
-        bounds = {"max_new_tokens": LONGEST, "max_extra_tokens": None}
-        return list(translate_lines(self.pipeline, texts, **{**usual, **bounds, **search}))
+        length_limits = {"max_new_tokens": MAX_NEW_TOKENS, "max_extra_tokens": None}
+        return list(
+            translate_lines(self.pipeline, texts, **{**paper_search, **length_limits, **search})
+        )
 
     def ctranslate2(self, texts: list[str], quantization: str, **search: float) -> list[str]:
         """Translate with CTranslate2.
@@ -94,7 +96,7 @@ class Engines:
         if not folder.exists():
             to_ctranslate2(self.model, self.tokenizer, folder, quantization)
         translator = ctranslate2.Translator(str(folder), intra_threads=torch.get_num_threads())
-        settings = search or {
+        search_settings = search or {
             "beam_size": NUM_BEAMS,
             "num_hypotheses": PATIENCE * NUM_BEAMS,
             "patience": PATIENCE,
@@ -103,20 +105,22 @@ class Engines:
         sources = [
             self.tokenizer.convert_ids_to_tokens(self.tokenizer(text).input_ids) for text in texts
         ]
-        found = translator.translate_batch(
-            sources, return_scores=True, max_decoding_length=LONGEST, **settings
+        results = translator.translate_batch(
+            sources, return_scores=True, max_decoding_length=MAX_NEW_TOKENS, **search_settings
         )
-        best = [result.hypotheses[0] for result in found]
+        best_hypotheses = [result.hypotheses[0] for result in results]
         if not search:
-            best = [
+            best_hypotheses = [
                 max(
                     zip(result.scores, result.hypotheses, strict=True),
                     # our length penalty also counts the end token
-                    key=lambda one: one[0] / gnmt_length_penalty(len(one[1]) + 1, ALPHA),
+                    key=lambda scored: scored[0] / gnmt_length_penalty(len(scored[1]) + 1, ALPHA),
                 )[1]
-                for result in found
+                for result in results
             ]
-        return [self._text(self.tokenizer.convert_tokens_to_ids(tokens)) for tokens in best]
+        return [
+            self._decode(self.tokenizer.convert_tokens_to_ids(tokens)) for tokens in best_hypotheses
+        ]
 
     def marian(self, texts: list[str], **search: float | str) -> list[str]:
         """Translate with transformers' Marian.
@@ -134,12 +138,12 @@ class Engines:
         model: PreTrainedModel = MarianMTModel.from_pretrained(folder).eval()
         # the export has other token ids, so use the exported tokenizer
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        found = []
+        translations = []
         for batch in self._batches(texts, tokenizer):
             with torch.no_grad():
-                ids = model.generate(**batch, max_length=LONGEST + 1, **search)
-                found += tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return list(map(one_line, found))
+                ids = model.generate(**batch, max_length=MAX_NEW_TOKENS + 1, **search)
+                translations += tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return list(map(one_line, translations))
 
     def onnx(self, texts: list[str]) -> list[str]:
         """Translate with ONNX Runtime, by greedy search.
@@ -152,7 +156,7 @@ class Engines:
         """
         folder = self.folder / "onnx"
         to_onnx(self.model, self.tokenizer, folder)
-        return self._greedy(
+        return self._search_greedily(
             texts,
             folder / ENCODER_FILE,
             folder / DECODER_FILE,
@@ -173,16 +177,17 @@ class Engines:
         if not folder.exists():
             to_transformersjs(self.model, self.tokenizer, folder)
         decoder = folder / "onnx" / f"decoder_model_merged{ending}.onnx"
-        return self._greedy(
+        return self._search_greedily(
             texts, folder / "onnx" / f"encoder_model{ending}.onnx", decoder, decoder
         )
 
-    def _greedy(self, texts: list[str], *files: Path) -> list[str]:
+    def _search_greedily(self, texts: list[str], *graph_paths: Path) -> list[str]:
         encoder, decoder, decoder_with_past = (
-            onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in files
+            onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+            for path in graph_paths
         )
-        end = self.model.config.eos_token_id
-        found = []
+        end_id = self.model.config.eos_token_id
+        token_ids = []
         for batch in self._batches(texts, self.tokenizer):
             ids, mask = (batch[name].numpy() for name in ("input_ids", "attention_mask"))
             inputs = {
@@ -191,30 +196,31 @@ class Engines:
                 "input_ids": np.full((len(ids), 1), self.model.config.decoder_start_token_id),
             }
             inputs["encoder_hidden_states"] = inputs.pop("last_hidden_state")
-            step, written = decoder, list[np.ndarray]()
-            while len(written) < LONGEST:
-                outputs = run_graph(step, inputs)
-                written.append(outputs.pop("logits")[:, -1:].argmax(-1))
-                if (np.concatenate(written, axis=1) == end).any(axis=1).all():
+            decoder_session, new_ids = decoder, list[np.ndarray]()
+            while len(new_ids) < MAX_NEW_TOKENS:
+                outputs = run_graph(decoder_session, inputs)
+                new_ids.append(outputs.pop("logits")[:, -1:].argmax(-1))
+                if (np.concatenate(new_ids, axis=1) == end_id).any(axis=1).all():
                     break
-                step, inputs["input_ids"] = decoder_with_past, written[-1]
+                decoder_session, inputs["input_ids"] = decoder_with_past, new_ids[-1]
                 inputs |= {
-                    name.replace("present", "past_key_values"): one for name, one in outputs.items()
+                    name.replace("present", "past_key_values"): state
+                    for name, state in outputs.items()
                 }
-            found += np.concatenate(written, axis=1).tolist()
-        return [self._text(ids) for ids in found]
+            token_ids += np.concatenate(new_ids, axis=1).tolist()
+        return [self._decode(ids) for ids in token_ids]
 
     @staticmethod
     def _batches(
         texts: list[str], tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[dict[str, torch.Tensor]]:
-        for first in range(0, len(texts), SENTENCES_A_BATCH):
-            some = texts[first : first + SENTENCES_A_BATCH]
-            yield tokenizer(some, padding=True, return_tensors="pt").data
+        for start in range(0, len(texts), SENTENCES_PER_BATCH):
+            batch_texts = texts[start : start + SENTENCES_PER_BATCH]
+            yield tokenizer(batch_texts, padding=True, return_tensors="pt").data
 
-    def _text(self, ids: list[int]) -> str:
-        end = self.model.config.eos_token_id
-        ids = ids[: ids.index(end)] if end in ids else ids
+    def _decode(self, ids: list[int]) -> str:
+        end_id = self.model.config.eos_token_id
+        ids = ids[: ids.index(end_id)] if end_id in ids else ids
         return one_line(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
@@ -230,40 +236,69 @@ def sections(run: str, texts: list[str]) -> Iterator[Section]:
     """
     with tempfile.TemporaryDirectory() as folder:
         engines = Engines(run, Path(folder))
-        ours = engines.ours(texts)
-        greedy = engines.ours(texts, num_beams=1, length_penalty_alpha=None)
-        without = engines.ours(texts, length_penalty_alpha=0.0)
-        beams = {"beam_size": NUM_BEAMS, "patience": PATIENCE, "length_penalty": NEAREST_PENALTY}
-        of_marian: dict[str, Any] = {
+        beam_translations = engines.ours(texts)
+        greedy_translations = engines.ours(texts, num_beams=1, length_penalty_alpha=None)
+        unpenalized_translations = engines.ours(texts, length_penalty_alpha=0.0)
+        ctranslate2_search = {
+            "beam_size": NUM_BEAMS,
+            "patience": PATIENCE,
+            "length_penalty": NEAREST_PENALTY,
+        }
+        marian_search: dict[str, Any] = {
             "num_beams": NUM_BEAMS,
             "length_penalty": 0.0,
             "early_stopping": "never",
         }
-        found = [
-            ("CTranslate2 float32", "ours", ours, engines.ctranslate2(texts, "float32")),
+        comparisons = [
+            (
+                "CTranslate2 float32",
+                "ours",
+                beam_translations,
+                engines.ctranslate2(texts, "float32"),
+            ),
             (
                 "CTranslate2 float32",
                 "its own",
-                ours,
-                engines.ctranslate2(texts, "float32", **beams),
+                beam_translations,
+                engines.ctranslate2(texts, "float32", **ctranslate2_search),
             ),
             (
                 "CTranslate2 float32",
                 "greedy",
-                greedy,
+                greedy_translations,
                 engines.ctranslate2(texts, "float32", beam_size=1),
             ),
-            ("CTranslate2 float16", "ours", ours, engines.ctranslate2(texts, "float16")),
-            ("CTranslate2 int8", "ours", ours, engines.ctranslate2(texts, "int8")),
-            ("ONNX Runtime", "greedy", greedy, engines.onnx(texts)),
-            ("transformers.js float32", "greedy", greedy, engines.transformersjs(texts, "")),
-            ("transformers.js int8", "greedy", greedy, engines.transformersjs(texts, "_quantized")),
-            ("Marian", "greedy", greedy, engines.marian(texts, num_beams=1)),
-            ("Marian", "no length penalty", without, engines.marian(texts, **of_marian)),
+            (
+                "CTranslate2 float16",
+                "ours",
+                beam_translations,
+                engines.ctranslate2(texts, "float16"),
+            ),
+            ("CTranslate2 int8", "ours", beam_translations, engines.ctranslate2(texts, "int8")),
+            ("ONNX Runtime", "greedy", greedy_translations, engines.onnx(texts)),
+            (
+                "transformers.js float32",
+                "greedy",
+                greedy_translations,
+                engines.transformersjs(texts, ""),
+            ),
+            (
+                "transformers.js int8",
+                "greedy",
+                greedy_translations,
+                engines.transformersjs(texts, "_quantized"),
+            ),
+            ("Marian", "greedy", greedy_translations, engines.marian(texts, num_beams=1)),
+            (
+                "Marian",
+                "no length penalty",
+                unpenalized_translations,
+                engines.marian(texts, **marian_search),
+            ),
         ]
     rows = [
-        (engine, search, sum(map(str.__eq__, expected, texts_of)), len(texts))
-        for engine, search, expected, texts_of in found
+        (engine, search, sum(map(str.__eq__, expected, actual)), len(texts))
+        for engine, search, expected, actual in comparisons
     ]
     yield Section(
         name="exports",

@@ -35,19 +35,19 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "forced first token": {"num_beams": 4, "forced_bos_token_id": "common"},
 }
 # rounding may swap two hypotheses whose scores differ by less
-CLOSE = 1e-4
+CLOSE_SCORES = 1e-4
 # largest number of tokens in a translation
-LONGEST = 100
+MAX_NEW_TOKENS = 100
 
 # token ids and score of a translation
-Found = tuple[list[int], float]
+Translation = tuple[list[int], float]
 
 
 def compare(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     texts: list[str],
-) -> Iterator[tuple[str, list[tuple[Found, Found]]]]:
+) -> Iterator[tuple[str, list[tuple[Translation, Translation]]]]:
     """Translate the same sentences with the library's modules and on the engine.
 
     Args:
@@ -67,52 +67,60 @@ def compare(
     converted, reason = conversion.for_engine()
     if converted is None:
         raise ValueError(f"RUN must be a model that the inference engine runs, and {reason}.")
-    ids = tokenizer(texts)["input_ids"]
-    batches = batches_by_length({index: len(row) for index, row in enumerate(ids)}, batch_size=32)
+    token_ids = tokenizer(texts)["input_ids"]
+    batches = batches_by_length(
+        {index: len(source_ids) for index, source_ids in enumerate(token_ids)}, batch_size=32
+    )
     for name, settings in SEARCHES.items():
-        search = {"max_new_tokens": LONGEST, **settings}
+        search = {"max_new_tokens": MAX_NEW_TOKENS, **settings}
         for field, value in settings.items():
             if value == "end":
                 search[field] = model.config.eos_token_id
             elif value == "common":
                 token = tokenizer.convert_tokens_to_ids(tokenizer.tokenize("in")[0])
                 search[field] = [[token]] if field == "bad_words_ids" else token
-        pairs: dict[int, tuple[Found, Found]] = {}
+        pairs: dict[int, tuple[Translation, Translation]] = {}
         for batch in tqdm(batches, desc=name, leave=False):
-            inputs = tokenizer.pad({"input_ids": [ids[it] for it in batch]}, return_tensors="pt")
-            both = [_found(it, model, dict(inputs), search) for it in (model, converted)]
-            pairs |= dict(zip(batch, zip(*both, strict=True), strict=True))
+            inputs = tokenizer.pad(
+                {"input_ids": [token_ids[batch_index] for batch_index in batch]},
+                return_tensors="pt",
+            )
+            translations_by_model = [
+                _search(searched_model, model, dict(inputs), search)
+                for searched_model in (model, converted)
+            ]
+            pairs |= dict(zip(batch, zip(*translations_by_model, strict=True), strict=True))
         yield name, [pairs[index] for index in range(len(texts))]
 
 
-def _found(
-    searched: PreTrainedModel, model: PreTrainedModel, inputs: dict[str, Tensor], search: dict
-) -> list[Found]:
+def _search(
+    searched_model: PreTrainedModel, model: PreTrainedModel, inputs: dict[str, Tensor], search: dict
+) -> list[Translation]:
     with torch.no_grad():
-        output = searched.generate(
+        output = searched_model.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             max_length=None,
             return_dict_in_generate=True,
             output_scores=True,
             **search,
-            **({} if searched is model else {"engine": "required"}),
+            **({} if searched_model is model else {"engine": "required"}),
         )
     if search["num_beams"] > 1:
         scores = output.sequences_scores
     else:
-        steps = model.compute_transition_scores(
+        token_scores = model.compute_transition_scores(
             output.sequences, output.scores, normalize_logits=True
         )
         is_token = output.sequences[:, 1:] != model.config.pad_token_id
-        scores = steps.masked_fill(~is_token, 0.0).sum(dim=1)
-    end, pad = model.config.eos_token_id, model.config.pad_token_id
-    found = []
-    for row, score in zip(output.sequences[:, 1:].tolist(), scores.tolist(), strict=True):
+        scores = token_scores.masked_fill(~is_token, 0.0).sum(dim=1)
+    end_id, pad_id = model.config.eos_token_id, model.config.pad_token_id
+    translations = []
+    for ids, score in zip(output.sequences[:, 1:].tolist(), scores.tolist(), strict=True):
         # padding follows the end token; searches never generate the padding token
-        length = row.index(end) + 1 if end in row else len(row)
-        found.append(([token for token in row[:length] if token != pad], score))
-    return found
+        length = ids.index(end_id) + 1 if end_id in ids else len(ids)
+        translations.append(([token for token in ids[:length] if token != pad_id], score))
+    return translations
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
@@ -126,24 +134,30 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     """
     texts, _ = texts_of_run(Path(flags.run), flags.split, flags.num_sentences)
     model, tokenizer = load_run(flags.run)
-    rows, others = [], {}
+    rows, different_pairs = [], {}
     for name, pairs in compare(model.eval(), tokenizer, texts):
-        gaps = [abs(theirs[1] - ours[1]) for theirs, ours in pairs]
-        different = [index for index, (theirs, ours) in enumerate(pairs) if theirs[0] != ours[0]]
-        num_close = sum(gaps[index] < CLOSE for index in different)
-        apart = max(gaps)
-        others[name] = {index: pairs[index] for index in different}
-        num_equal, num_other = len(texts) - len(different), len(different) - num_close
-        rows.append((name, num_equal, num_close, num_other, apart))
+        score_gaps = [abs(theirs - ours) for (_, theirs), (_, ours) in pairs]
+        different_indices = [
+            index for index, (theirs, ours) in enumerate(pairs) if theirs[0] != ours[0]
+        ]
+        num_close = sum(score_gaps[index] < CLOSE_SCORES for index in different_indices)
+        largest_gap = max(score_gaps)
+        different_pairs[name] = {index: pairs[index] for index in different_indices}
+        num_equal, num_other = (
+            len(texts) - len(different_indices),
+            len(different_indices) - num_close,
+        )
+        rows.append((name, num_equal, num_close, num_other, largest_gap))
     yield Section(
         name="identical",
         title=f"{type(model).__name__} on the engine",
         finding=f"{len(texts):,} sentences of the split {flags.split} in float32, in batches of "
-        f"32. Close: translations that differ, and whose scores differ by less than {CLOSE:g}. The "
-        "score of a translation is its log-probability divided by the length penalty.",
+        f"32. Close: translations that differ, and whose scores differ by less than "
+        f"{CLOSE_SCORES:g}. The score of a translation is its log-probability divided by the "
+        "length penalty.",
         columns=("search", "identical", "close", "other", "largest difference of scores"),
         rows=rows,
-        numbers={"different": others},
+        numbers={"different": different_pairs},
     )
 
 

@@ -62,10 +62,10 @@ def train_marian(
         Training time of this call, in seconds, without earlier calls.
     """
     languages = (recipe.source_lang, recipe.target_lang)
-    rows = encode_pairs(load_main_corpus(recipe)["train"], "train", tokenizer, *languages)
-    rows, _ = drop_untrainable(rows, "train", recipe.max_length)
-    target_tokens = pair_lengths(rows)[1].mean()
-    arguments = Seq2SeqTrainingArguments(
+    training_pairs = encode_pairs(load_main_corpus(recipe)["train"], "train", tokenizer, *languages)
+    training_pairs, _ = drop_untrainable(training_pairs, "train", recipe.max_length)
+    target_tokens = pair_lengths(training_pairs)[1].mean()
+    training_arguments = Seq2SeqTrainingArguments(
         output_dir=str(output_dir),
         max_steps=recipe.max_steps,
         train_sampling_strategy=sampling,
@@ -96,13 +96,13 @@ def train_marian(
     )
     trainer = Seq2SeqTrainer(
         model=model,
-        args=arguments,
-        train_dataset=rows.select_columns(["input_ids", "labels"]),
+        args=training_arguments,
+        train_dataset=training_pairs.select_columns(["input_ids", "labels"]),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
     )
     started = time.monotonic()
-    last = get_last_checkpoint(str(output_dir)) if output_dir.is_dir() else None
-    trainer.train(resume_from_checkpoint=last)
+    last_checkpoint = get_last_checkpoint(str(output_dir)) if output_dir.is_dir() else None
+    trainer.train(resume_from_checkpoint=last_checkpoint)
     (output_dir / "log_history.json").write_text(json.dumps(trainer.state.log_history, indent=1))
     return time.monotonic() - started
 
@@ -128,7 +128,7 @@ def translate(
         Translations, in the order of the sentences.
     """
     model.eval()
-    found = []
+    translations = []
     for start in range(0, len(sources), batch_size):
         batch = tokenizer(sources[start : start + batch_size], padding=True, return_tensors="pt")
         ids = model.generate(
@@ -136,8 +136,8 @@ def translate(
             attention_mask=batch["attention_mask"].to(model.device),
             **{"max_new_tokens": batch["input_ids"].shape[1] + 50, "max_length": None, **search},
         )
-        found += tokenizer.batch_decode(ids, skip_special_tokens=True)
-    return found
+        translations += tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return translations
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -169,51 +169,50 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--splits", default="validation,test", help="splits to score (default: %(default)s)"
     )
-    arguments = parser.parse_args(argv)
-    recipe = read_recipe(arguments.run)
+    flags = parser.parse_args(argv)
+    recipe = read_recipe(flags.run)
     if recipe.cooldown_steps:
         raise ValueError(
             "cooldown_steps of the run must be 0: the library's schedule has no cooldown, got "
             f"{recipe.cooldown_steps}."
         )
-    if arguments.max_steps is not None:
-        if not 1 <= arguments.max_steps <= recipe.max_steps:
+    if flags.max_steps is not None:
+        if not 1 <= flags.max_steps <= recipe.max_steps:
             raise ValueError(
-                f"max_steps must be from 1 to the run's {recipe.max_steps}, "
-                f"got {arguments.max_steps}."
+                f"max_steps must be from 1 to the run's {recipe.max_steps}, got {flags.max_steps}."
             )
-        recipe.max_steps = arguments.max_steps
-    recipe.precision = arguments.precision or recipe.precision
-    tokenizer = load_tokenizer(str(arguments.run / "tokenizer"))
+        recipe.max_steps = flags.max_steps
+    recipe.precision = flags.precision or recipe.precision
+    tokenizer = load_tokenizer(str(flags.run / "tokenizer"))
     set_seed(recipe.seed)
-    ours = VanillaTransformerConfig.from_pretrained(arguments.run)
-    model = MarianMTModel(marian_config(ours))
-    folder = arguments.output_dir
-    sampling = "group_by_length" if arguments.group_by_length else "random"
-    seconds = train_marian(recipe, model, tokenizer, folder / "checkpoints", sampling)
+    our_config = VanillaTransformerConfig.from_pretrained(flags.run)
+    model = MarianMTModel(marian_config(our_config))
+    output_dir = flags.output_dir
+    sampling = "group_by_length" if flags.group_by_length else "random"
+    training_seconds = train_marian(recipe, model, tokenizer, output_dir / "checkpoints", sampling)
 
     languages = (recipe.source_lang, recipe.target_lang)
     corpus = load_main_corpus(recipe)
     checkpoints = sorted(
-        (folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name[11:])
+        (output_dir / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name[11:])
     )
-    scores = {"parameters": model.num_parameters(), "seconds_of_last_start": seconds}
-    for name, chosen in (("last", checkpoints[-1:]), ("averaged", checkpoints)):
+    scores = {"parameters": model.num_parameters(), "seconds_of_last_start": training_seconds}
+    for name, scored_checkpoints in (("last", checkpoints[-1:]), ("averaged", checkpoints)):
         # a checkpoint has tied weights only once and no position tables, so names may be missing
-        _, unexpected = model.load_state_dict(average_weights(chosen), strict=False)
+        _, unexpected = model.load_state_dict(average_weights(scored_checkpoints), strict=False)
         assert not unexpected
         model.tie_weights()
-        for split in arguments.splits.split(","):
-            table = corpus[split].with_format("arrow")[:]
-            sources, references = texts_of(table, languages, split)
+        for split in flags.splits.split(","):
+            split_rows = corpus[split].with_format("arrow")[:]
+            sources, references = texts_of(split_rows, languages, split)
             translations = translate(model, tokenizer, sources, num_beams=recipe.num_beams)
             key = f"{split}-{name}"
             scores[key] = score_translations(translations, references, recipe.bleu_tokenizer)
-            lines = "".join(line + "\n" for line in translations)
-            (folder / f"{key}.translation.txt").write_text(lines, encoding="utf-8")
+            translation_lines = "".join(line + "\n" for line in translations)
+            (output_dir / f"{key}.translation.txt").write_text(translation_lines, encoding="utf-8")
             print(key, f"{scores[key]['bleu']:.2f}", scores[key]["bleu_signature"])
-    (folder / "scores.json").write_text(json.dumps(scores, indent=1), encoding="utf-8")
-    write_environment(folder, {"processes": 1})
+    (output_dir / "scores.json").write_text(json.dumps(scores, indent=1), encoding="utf-8")
+    write_environment(output_dir, {"processes": 1})
     return 0
 
 

@@ -41,7 +41,7 @@ from .work import add_device, open_device, run_parser, texts_of_run
 
 MARIAN_UNSORTED = f"{MARIAN}, unsorted"
 # number of sentences in a call of an engine, and in a batch of transformers' Marian
-PIECE, BATCH = 256, 32
+SENTENCES_PER_CALL, MARIAN_BATCH_SIZE = 256, 32
 
 
 class Translator:
@@ -105,17 +105,17 @@ class Translator:
         order = list(range(len(texts)))
         if self.name == MARIAN:
             order = sorted(order, key=lambda index: len(texts[index]))
-        given = [texts[index] for index in order]
-        found = translate(
+        ordered_texts = [texts[index] for index in order]
+        translations = translate(
             self.model,
             self.tokenizer,
-            given,
-            BATCH,
+            ordered_texts,
+            MARIAN_BATCH_SIZE,
             num_beams=self.num_beams,
             length_penalty=0.0,
             max_new_tokens=self.max_new_tokens,
         )
-        return [one_line(text) for _, text in sorted(zip(order, found, strict=True))]
+        return [one_line(text) for _, text in sorted(zip(order, translations, strict=True))]
 
     def _by_ctranslate2(self, texts: Sequence[str]) -> list[str]:
         # CTranslate2 itself sorts sentences by length
@@ -130,7 +130,7 @@ class Translator:
             max_batch_size=TOKENS_PER_BATCH,
             batch_type="tokens",
         )
-        ids = [self.tokenizer.convert_tokens_to_ids(found.hypotheses[0]) for found in results]
+        ids = [self.tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
         return list(map(one_line, self.tokenizer.batch_decode(ids, skip_special_tokens=True)))
 
 
@@ -147,12 +147,14 @@ def sections(
     Yields:
         One section.
     """
-    device = torch.device(flags.device)
-    dtype = HALF_PRECISION_DTYPES.get(flags.precision, torch.float32)
-    int8 = [OURS_INT8] if device.type == "cpu" else []
-    peers, absent = ctranslate2_names(device, dtype)
-    names = [OURS, *int8, MARIAN, MARIAN_UNSORTED, *peers]
-    pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
+    device, dtype = torch.device(flags.device), DTYPES.get(flags.precision, torch.float32)
+    int8_names = [OURS_INT8] if device.type == "cpu" else []
+    ctranslate2_engines, absent_engines = ctranslate2_names(device, dtype)
+    names = [OURS, *int8_names, MARIAN, MARIAN_UNSORTED, *ctranslate2_engines]
+    pieces = [
+        texts[start : start + SENTENCES_PER_CALL]
+        for start in range(0, len(texts), SENTENCES_PER_CALL)
+    ]
     amounts = [len(piece) for piece in pieces]
     arguments = flags.run, flags.num_beams, flags.max_new_tokens, flags.device, dtype
     implementations = [
@@ -161,8 +163,8 @@ def sections(
     translations: dict[str, list[str]] = {}
     num_equal: dict[str, int] = {}
 
-    def check(found: dict[str, list[list[str]]]):
-        translations.update({name: list(chain(*found[name])) for name in names})
+    def check(outputs: dict[str, list[list[str]]]):
+        translations.update({name: list(chain(*outputs[name])) for name in names})
         expected = translations[MARIAN]
         num_equal.update(
             {name: sum(map(str.__eq__, translations[name], expected)) for name in names}
@@ -172,8 +174,10 @@ def sections(
             refuse_other_translations(num_equal[OURS] / len(texts))
 
     results = time_in_turn(implementations, flags.rounds, device, check, range(len(pieces)))
-    tokenizer = read_recipe(Path(flags.run)).bleu_tokenizer
-    scores = {name: score_translations(translations[name], references, tokenizer) for name in names}
+    bleu_tokenizer = read_recipe(Path(flags.run)).bleu_tokenizer
+    scores = {
+        name: score_translations(translations[name], references, bleu_tokenizer) for name in names
+    }
     bleu = {name: score["bleu"] for name, score in scores.items()}
     signature = scores[OURS]["bleu_signature"]
     rows = [
@@ -183,14 +187,15 @@ def sections(
     yield Section(
         name="natural",
         title="Translation with a trained model",
-        finding=f"{len(texts):,} sentences, {PIECE} in a call, {flags.num_beams} beams without "
-        f"length penalty, {flags.precision} unless the name says otherwise. {MARIAN} has batches "
-        f"of {BATCH}, sorted by length in its first row and in the given order in its second. The "
-        f"others build batches of at most {TOKENS_PER_BATCH:,} tokens themselves. Times include "
-        f"tokenization. Equal: translations that {MARIAN} gives too. BLEU is {signature}. "
-        "Each implementation has its own process, and they do each piece in turn; ratios are "
-        "medians over pieces and rounds, with quartiles; memory is beyond that after the imports."
-        + (f" Not installed: {', '.join(absent)}." if absent else ""),
+        finding=f"{len(texts):,} sentences, {SENTENCES_PER_CALL} in a call, {flags.num_beams} "
+        f"beams without length penalty, {flags.precision} unless the name says otherwise. {MARIAN} "
+        f"has batches of {MARIAN_BATCH_SIZE}, sorted by length in its first row and in the given "
+        f"order in its second. The others build batches of at most {TOKENS_PER_BATCH:,} tokens "
+        f"themselves. Times include tokenization. Equal: translations that {MARIAN} gives too. "
+        f"BLEU is {signature}. Each implementation has its own process, and they do each piece in "
+        "turn; ratios are medians over pieces and rounds, with quartiles; memory is beyond that "
+        "after the imports."
+        + (f" Not installed: {', '.join(absent_engines)}." if absent_engines else ""),
         columns=(
             "implementation",
             "ratio",
@@ -214,7 +219,7 @@ def _measure(argv: list[str]):
     parser.add_argument(
         "--num_sentences",
         type=int,
-        default=4 * PIECE,
+        default=4 * SENTENCES_PER_CALL,
         help="number of sentences (default: %(default)s)",
     )
     parser.add_argument("--num_beams", type=int, default=4, help="beam size (default: %(default)s)")
@@ -242,8 +247,10 @@ def _measure(argv: list[str]):
     open_device(flags)
     if flags.device == "cpu" and flags.precision != "fp32":
         raise ValueError(f"precision must be fp32 on a CPU, got {flags.precision}.")
-    sides = texts_of_run(Path(flags.run), flags.split, flags.num_sentences)
-    show_study(sections(*sides, flags), "Translation with a trained model", flags.output_dir)
+    texts, references = texts_of_run(Path(flags.run), flags.split, flags.num_sentences)
+    show_study(
+        sections(texts, references, flags), "Translation with a trained model", flags.output_dir
+    )
 
 
 # `main` shows an error as one sentence, and returns the exit status

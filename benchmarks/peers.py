@@ -37,19 +37,19 @@ class Peer(NamedTuple):
         build: Function that returns a model of the same sizes, with random weights.
         loss_sum: Function that returns the smoothed loss, summed over the target tokens of a batch.
         convert: Function that converts the model to this package; None if there is none.
-        needs: Module that must be installed.
+        required_module: Module that must be installed.
     """
 
     flag: str
     build: Callable[[VanillaTransformerConfig], nn.Module]
     loss_sum: Callable[[nn.Module, dict[str, Tensor], float], Tensor]
     convert: Callable[[Any], PreTrainedModel] | None
-    needs: str = "transformers"
+    required_module: str = "transformers"
 
     def is_installed(self) -> bool:
         """Return whether the module can be imported."""
         try:
-            importlib.import_module(self.needs)
+            importlib.import_module(self.required_module)
         # an installed package may raise ValueError in a version of Python that it does not support
         except (ImportError, ValueError):
             return False
@@ -66,9 +66,11 @@ def marian_config(config: VanillaTransformerConfig) -> MarianConfig:
         Configuration of Marian. Unlike the paper, Marian has biases in its attention, and all sines
         before all cosines.
     """
-    same = {name: getattr(config, name) for name in (*SAME_FIELDS, "vocab_size", "d_model")}
+    shared_fields = {
+        name: getattr(config, name) for name in (*SAME_FIELDS, "vocab_size", "d_model")
+    }
     return MarianConfig(
-        **same,
+        **shared_fields,
         scale_embedding=True,
         share_encoder_decoder_embeddings=True,
         forced_eos_token_id=None,
@@ -96,9 +98,11 @@ def build_m2m100(config: VanillaTransformerConfig) -> M2M100ForConditionalGenera
     Returns:
         A model of the same sizes.
     """
-    same = {name: getattr(config, name) for name in (*SAME_FIELDS, "vocab_size", "d_model")}
+    shared_fields = {
+        name: getattr(config, name) for name in (*SAME_FIELDS, "vocab_size", "d_model")
+    }
     return M2M100ForConditionalGeneration(
-        M2M100Config(**same, scale_embedding=True, forced_eos_token_id=None)
+        M2M100Config(**shared_fields, scale_embedding=True, forced_eos_token_id=None)
     )
 
 
@@ -111,10 +115,10 @@ def build_fsmt(config: VanillaTransformerConfig) -> FSMTForConditionalGeneration
     Returns:
         A model of the same sizes.
     """
-    same = {name: getattr(config, name) for name in (*SAME_FIELDS, "d_model")}
+    shared_fields = {name: getattr(config, name) for name in (*SAME_FIELDS, "d_model")}
     model = FSMTForConditionalGeneration(
         FSMTConfig(
-            **same,
+            **shared_fields,
             langs=["en", "de"],
             src_vocab_size=config.vocab_size,
             tgt_vocab_size=config.vocab_size,
@@ -215,13 +219,13 @@ def build_joeynmt(config: VanillaTransformerConfig) -> nn.Module:
     from joeynmt.vocabulary import Vocabulary
 
     # JoeyNMT's vocabulary begins with these special tokens, in this order
-    names = ("unk", "pad", "bos", "eos")
-    special: dict[str, Any] = {f"{name}_token": f"<{name}>" for name in names}
-    special |= {f"{name}_id": index for index, name in enumerate(names)}
-    tokens = [str(index) for index in range(config.vocab_size - len(names))]
-    vocabulary = Vocabulary(tokens, SimpleNamespace(**special, lang_tags=[], sep_token=None))
+    special_names = ("unk", "pad", "bos", "eos")
+    special_tokens: dict[str, Any] = {f"{name}_token": f"<{name}>" for name in special_names}
+    special_tokens |= {f"{name}_id": index for index, name in enumerate(special_names)}
+    tokens = [str(index) for index in range(config.vocab_size - len(special_names))]
+    vocabulary = Vocabulary(tokens, SimpleNamespace(**special_tokens, lang_tags=[], sep_token=None))
 
-    def stack(layers: int, heads: int, ffn_dim: int) -> dict[str, Any]:
+    def stack_settings(layers: int, heads: int, ffn_dim: int) -> dict[str, Any]:
         return {
             "type": "transformer",
             "num_layers": layers,
@@ -237,19 +241,19 @@ def build_joeynmt(config: VanillaTransformerConfig) -> nn.Module:
             },
         }
 
-    settings = {
+    model_settings = {
         "tied_embeddings": True,
         "tied_softmax": True,
         "initializer": "xavier_uniform",
         "embed_initializer": "xavier_uniform",
-        "encoder": stack(
+        "encoder": stack_settings(
             config.encoder_layers, config.encoder_attention_heads, config.encoder_ffn_dim
         ),
-        "decoder": stack(
+        "decoder": stack_settings(
             config.decoder_layers, config.decoder_attention_heads, config.decoder_ffn_dim
         ),
     }
-    return build_model(settings, vocabulary, vocabulary)
+    return build_model(model_settings, vocabulary, vocabulary)
 
 
 def _joeynmt_loss_sum(model: Any, tensors: dict[str, Tensor], smoothing: float) -> Tensor:
@@ -257,15 +261,15 @@ def _joeynmt_loss_sum(model: Any, tensors: dict[str, Tensor], smoothing: float) 
         model.loss_function = ("crossentropy", smoothing)
     is_label = tensors["labels"] != IGNORED
     # swap ids 0 and 1, because JoeyNMT's padding token has id 1 and ours has id 0
-    swap = torch.arange(len(model.src_vocab), device=is_label.device)
-    swap[:2] = swap[:2].flip(0)
-    pad = model.pad_index
+    our_to_joeynmt_ids = torch.arange(len(model.src_vocab), device=is_label.device)
+    our_to_joeynmt_ids[:2] = our_to_joeynmt_ids[:2].flip(0)
+    pad_id = model.pad_index
     source_mask = tensors["attention_mask"].bool()
     loss, *_ = model(
         return_type="loss",
-        src=swap[tensors["input_ids"]].masked_fill(~source_mask, pad),
-        trg_input=swap[tensors["decoder_input_ids"]].masked_fill(~is_label, pad),
-        trg=swap[tensors["labels"].clamp(min=0)].masked_fill(~is_label, pad),
+        src=our_to_joeynmt_ids[tensors["input_ids"]].masked_fill(~source_mask, pad_id),
+        trg_input=our_to_joeynmt_ids[tensors["decoder_input_ids"]].masked_fill(~is_label, pad_id),
+        trg=our_to_joeynmt_ids[tensors["labels"].clamp(min=0)].masked_fill(~is_label, pad_id),
         src_mask=source_mask[:, None],
         src_length=source_mask.sum(1),
         trg_mask=is_label[:, None],

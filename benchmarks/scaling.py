@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # number of tokens on each side of a batch; a longer sentence is a batch of its own
-TOKENS = 1024
+TOKENS_PER_SIDE = 1024
 # number of tokens in a sentence where the length does not vary
-SENTENCE = 32
+SENTENCE_TOKENS = 32
 LENGTHS = (64, 256, 1024, 4096, 8192)
 VOCABULARIES = (1_000, 8_000, 37_000)
 # numbers of sentences in a batch
-COUNTS = (1, 8, 32, 128)
+SENTENCE_COUNTS = (1, 8, 32, 128)
 # training steps with one process, and with two
-STEPS = 30
+NUM_STEPS = 30
 COLUMNS = ("implementation", "tokens/s", "ms/step", "peak MB")
 
 
@@ -50,16 +50,18 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     vocab_size, seed = flags.model_vocab_size, flags.config.seed
     lengths = [length for length in LENGTHS if length <= flags.longest]
     by_length = {
-        length: random_batch(max(1, TOKENS // length), length, vocab_size, seed)
+        length: random_batch(max(1, TOKENS_PER_SIDE // length), length, vocab_size, seed)
         for length in lengths
     }
-    by_count = {count: random_batch(count, SENTENCE, vocab_size, seed) for count in COUNTS}
-    worst = difference(MARIAN, flags.sizes[0], by_count[COUNTS[0]], flags)
+    by_count = {
+        count: random_batch(count, SENTENCE_TOKENS, vocab_size, seed) for count in SENTENCE_COUNTS
+    }
+    largest_difference = difference(MARIAN, flags.sizes[0], by_count[SENTENCE_COUNTS[0]], flags)
     yield _section(
         "length",
         "sentence length",
-        f"Random sentences of one length, at least {TOKENS:,} tokens on each side. With Marian's "
-        f"weights, loss and gradient of both differ by at most {worst:.0e}.",
+        f"Random sentences of one length, at least {TOKENS_PER_SIDE:,} tokens on each side. With "
+        f"Marian's weights, loss and gradient of both differ by at most {largest_difference:.0e}.",
         _time_batches(list(by_length.values()), vocab_size, flags),
         lengths,
         flags,
@@ -67,24 +69,28 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield _section(
         "batch",
         "sentences in a batch",
-        f"Random sentences of {SENTENCE} tokens.",
+        f"Random sentences of {SENTENCE_TOKENS} tokens.",
         _time_batches(list(by_count.values()), vocab_size, flags),
-        COUNTS,
+        SENTENCE_COUNTS,
         flags,
     )
-    timed = [
-        _time_batches([random_batch(TOKENS // SENTENCE, SENTENCE, size, seed)], size, flags)
+    vocabulary_points = [
+        _time_batches(
+            [random_batch(TOKENS_PER_SIDE // SENTENCE_TOKENS, SENTENCE_TOKENS, size, seed)],
+            size,
+            flags,
+        )
         for size in VOCABULARIES
     ]
     yield _section(
         "vocabulary",
         "tokens in the vocabulary",
-        f"{TOKENS // SENTENCE} random sentences of {SENTENCE} tokens.",
-        [points for (points,) in timed],
+        f"{TOKENS_PER_SIDE // SENTENCE_TOKENS} random sentences of {SENTENCE_TOKENS} tokens.",
+        [batch_points for (batch_points,) in vocabulary_points],
         VOCABULARIES,
         flags,
     )
-    yield _processes(flags)
+    yield _processes_section(flags)
 
 
 def random_batch(sentences: int, length: int, vocab_size: int, seed: int) -> Batch:
@@ -100,8 +106,8 @@ def random_batch(sentences: int, length: int, vocab_size: int, seed: int) -> Bat
         A batch without padding.
     """
     random = np.random.default_rng(seed)
-    sides = random.integers(3, vocab_size, (2, sentences, length))
-    tensors = Collator(0, 1, vocab_size)({"input_ids": sides[0], "labels": sides[1]})
+    token_ids = random.integers(3, vocab_size, (2, sentences, length))
+    tensors = Collator(0, 1, vocab_size)({"input_ids": token_ids[0], "labels": token_ids[1]})
     lengths = np.full(sentences, length)
     return Batch(tensors, lengths, lengths)
 
@@ -114,14 +120,14 @@ class TraineeWithPositions:
         size: One of `work.SIZES`.
         flags: Flags of the command line.
         vocab_size: Vocabulary size of the model.
-        positions: Number of positions in Marian's table.
+        num_positions: Number of positions in Marian's table.
     """
 
     def __init__(
-        self, name: str, size: str, flags: argparse.Namespace, vocab_size: int, positions: int
+        self, name: str, size: str, flags: argparse.Namespace, vocab_size: int, num_positions: int
     ):
-        given = argparse.Namespace(**{**vars(flags), "model_vocab_size": vocab_size})
-        self.trainee = Trainee(name, size, given, max_position_embeddings=positions)
+        trainee_flags = argparse.Namespace(**{**vars(flags), "model_vocab_size": vocab_size})
+        self.trainee = Trainee(name, size, trainee_flags, max_position_embeddings=num_positions)
 
     def __call__(self, batch: Batch) -> None:
         """Update the weights once.
@@ -136,13 +142,13 @@ def _time_batches(
     batches: list[Batch], vocab_size: int, flags: argparse.Namespace
 ) -> list[list[tuple[str, float, float, float]]]:
     """Time all implementations in turn, and return a row for each batch and implementation."""
-    size, positions = flags.sizes[0], max(batch.source_lengths.max() for batch in batches)
+    size, num_positions = flags.sizes[0], max(batch.source_lengths.max() for batch in batches)
     config = model_config(size, vocab_size)
     implementations = [
         Implementation(
             name,
             TraineeWithPositions,
-            (name, size, flags, vocab_size, int(positions)),
+            (name, size, flags, vocab_size, int(num_positions)),
             batches,
             [batch.tokens for batch in batches],
             [training_flops(config, batch) for batch in batches],
@@ -151,20 +157,22 @@ def _time_batches(
     ]
     # the peak memory of a process never falls, so small batches come first. Each batch warms up
     # twice, because Adam allocates its moments in its first step
-    every = range(len(batches))
-    twice = np.repeat(every, 2).tolist()
-    results = time_in_turn(implementations, flags.rounds, torch.device(flags.device), warm_up=twice)
+    batch_indices = range(len(batches))
+    warm_up = np.repeat(batch_indices, 2).tolist()
+    results = time_in_turn(
+        implementations, flags.rounds, torch.device(flags.device), warm_up=warm_up
+    )
     return [
         [
             (
                 result.name,
-                float(np.median(result.rates[:, number])),
-                float(1000 * np.median(result.seconds[:, number])),
-                round(result.peaks[2 * number + 1] / 1e6),
+                float(np.median(result.rates[:, batch_index])),
+                float(1000 * np.median(result.seconds[:, batch_index])),
+                round(result.peaks[2 * batch_index + 1] / 1e6),
             )
             for result in results
         ]
-        for number in every
+        for batch_index in batch_indices
     ]
 
 
@@ -176,62 +184,70 @@ def _section(
     values: Sequence[int],
     flags: argparse.Namespace,
 ) -> Section:
-    pairs = list(zip(values, points, strict=True))
+    points_by_value = list(zip(values, points, strict=True))
     return Section(
         name=f"scaling-{name}",
         title=f"Training step against {axis}, {flags.sizes[0]}",
         finding=f"{finding} Vocabulary, device and precision as in the flags; medians over rounds.",
         columns=(axis, *COLUMNS),
-        rows=[(value, *line) for value, lines in pairs for line in lines],
+        rows=[
+            (value, *measurements)
+            for value, batch_points in points_by_value
+            for measurements in batch_points
+        ],
         figure=_figure(axis, values, points),
     )
 
 
 def _figure(axis: str, values: Sequence[int], points: Sequence[Sequence[tuple]]) -> "Figure":
-    figure, plots = new_figure(9, 3.4, 1, 2)
-    speed, memory = plots[0]
-    for lines in zip(*points, strict=True):
-        _, rates, _, peaks = zip(*lines, strict=True)
-        speed.plot(values, rates, "o-", label=lines[0][0])
-        memory.plot(values, peaks, "o-", label=lines[0][0])
-    for plot, title in ((speed, "tokens/s"), (memory, "peak MB")):
-        plot.set(xlabel=axis, title=title, xscale="log", ylim=(0, None))
-        plot.legend()
+    figure, all_axes = new_figure(9, 3.4, 1, 2)
+    speed_axes, memory_axes = all_axes[0]
+    for curve_points in zip(*points, strict=True):
+        _, rates, _, peaks = zip(*curve_points, strict=True)
+        speed_axes.plot(values, rates, "o-", label=curve_points[0][0])
+        memory_axes.plot(values, peaks, "o-", label=curve_points[0][0])
+    for axes, title in ((speed_axes, "tokens/s"), (memory_axes, "peak MB")):
+        axes.set(xlabel=axis, title=title, xscale="log", ylim=(0, None))
+        axes.legend()
     return figure
 
 
-def _processes(flags: argparse.Namespace) -> Section:
+def _processes_section(flags: argparse.Namespace) -> Section:
     """Train the recipe with the training command, on one process and on two."""
     cores = os.cpu_count() or 1
     # number of processes and threads per process: the processes share the cores; on GPUs, each
     # process has one GPU
-    kinds = {"1 process": (1, cores), "2 processes": (2, max(1, cores // 2))}
+    process_and_thread_counts = {"1 process": (1, cores), "2 processes": (2, max(1, cores // 2))}
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, (processes, threads) in kinds.items():
-            run = Path(folder, name.replace(" ", "-"))
+        for name, (num_processes, num_threads) in process_and_thread_counts.items():
+            run_folder = Path(folder, name.replace(" ", "-"))
             tokenizer = Path(folder, "1-process", "tokenizer")
             command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
-            command += ["--num_processes", str(processes), "--num_machines", "1"]
-            command += ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else []
+            command += ["--num_processes", str(num_processes), "--num_machines", "1"]
+            command += ["--multi_gpu", "--main_process_port", "0"] if num_processes > 1 else []
             command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-            command += ["--num_cpu_threads_per_process", str(threads)]
+            command += ["--num_cpu_threads_per_process", str(num_threads)]
             command += ["-m", "vanilla_transformer.train", flags.recipe, *flags.settings]
-            command += ["--max_steps", str(STEPS), "--log_every_steps", str(STEPS // 3)]
-            command += ["--output_dir", str(run)]
+            command += ["--max_steps", str(NUM_STEPS), "--log_every_steps", str(NUM_STEPS // 3)]
+            command += ["--output_dir", str(run_folder)]
             if tokenizer.is_dir():
                 command += ["--tokenizer", str(tokenizer)]
             environment = {**os.environ, "ACCELERATE_USE_CPU": str(flags.device == "cpu")}
             environment.pop("OMP_NUM_THREADS", None)
             subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-            lines = (run / METRICS_FILE).read_text(encoding="utf-8").splitlines()
-            last = [line for line in map(json.loads, lines) if "tokens_per_second" in line][-1]
-            rows.append((name, threads, last["tokens_per_second"], last["loss"]))
+            metrics_lines = (run_folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+            last_metrics = [
+                line for line in map(json.loads, metrics_lines) if "tokens_per_second" in line
+            ][-1]
+            rows.append(
+                (name, num_threads, last_metrics["tokens_per_second"], last_metrics["loss"])
+            )
     return Section(
         name="scaling-processes",
         title=f"One process and two, recipe {flags.recipe}",
-        finding=f"The training command, {STEPS} steps; each process has its share of the cores. "
-        "Tokens/s and the loss are those of the last steps.",
+        finding=f"The training command, {NUM_STEPS} steps; each process has its share of the "
+        "cores. Tokens/s and the loss are those of the last steps.",
         columns=("processes", "threads per process", "tokens/s", "loss"),
         rows=rows,
     )

@@ -31,7 +31,7 @@ from ..train.run_folder.files import read_recipe
 from .timing import MEGABYTE
 from .work import run_parser, texts_of_run
 
-JSON = {"Content-Type": "application/json"}
+JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 class Round(NamedTuple):
@@ -62,14 +62,14 @@ class Server:
         command = [sys.executable, "-m", "vanilla_transformer.cli", "serve", run, "--port", "0"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
-        lines = []
+        startup_lines = []
         for line in self.process.stderr:
-            lines.append(line)
-            found = re.search(r"serving at (http://\S+)", line)
-            if found:
-                self.address = urlsplit(found[1]).netloc
+            startup_lines.append(line)
+            address_match = re.search(r"serving at (http://\S+)", line)
+            if address_match:
+                self.address = urlsplit(address_match[1]).netloc
                 return
-        raise ValueError(f"the server must start, got: {' '.join(lines)}")
+        raise ValueError(f"the server must start, got: {' '.join(startup_lines)}")
 
     def memory(self) -> float:
         """Return the resident memory, in MB."""
@@ -108,15 +108,15 @@ class Client:
         """
         translations, latencies = [], []
         for text in texts:
-            began = time.perf_counter()
+            start = time.perf_counter()
             body = json.dumps({"q": text, **self.languages})
-            self.connection.request("POST", "/translate", body, JSON)
-            answer = self.connection.getresponse()
-            content = json.loads(answer.read())
-            latencies.append(time.perf_counter() - began)
-            if answer.status != http.client.OK:
-                raise ValueError(f"the server must translate, got {content}.")
-            translations.append(content["translatedText"])
+            self.connection.request("POST", "/translate", body, JSON_HEADERS)
+            response = self.connection.getresponse()
+            response_fields = json.loads(response.read())
+            latencies.append(time.perf_counter() - start)
+            if response.status != http.client.OK:
+                raise ValueError(f"the server must translate, got {response_fields}.")
+            translations.append(response_fields["translatedText"])
         return translations, latencies
 
 
@@ -132,14 +132,18 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     recipe = read_recipe(Path(flags.run))
     languages = recipe.source_lang, recipe.target_lang
     texts, _ = texts_of_run(Path(flags.run), flags.split, flags.num_sentences)
-    found = load(flags.run)(texts, split_sentences=recipe.source_lang)
-    expected = [one["translation_text"] for one in found]
+    pipeline_results = load(flags.run)(texts, split_sentences=recipe.source_lang)
+    expected = [result["translation_text"] for result in pipeline_results]
     with contextlib.closing(Server(flags.run)) as server:
-        one = _round(server, languages, texts, expected, 1)
-        many = [
-            _round(server, languages, texts, expected, flags.clients) for _ in range(flags.rounds)
+        single_client_round = _measure_round(server, languages, texts, expected, 1)
+        many_clients_rounds = [
+            _measure_round(server, languages, texts, expected, flags.clients)
+            for _ in range(flags.rounds)
         ]
-    rows = [_row(f"{flags.clients:,} clients at a time", many), _row("one client", [one])]
+    rows = [
+        _latency_row(f"{flags.clients:,} clients at a time", many_clients_rounds),
+        _latency_row("one client", [single_client_round]),
+    ]
     ratio = rows[0][2] / rows[1][2]
     yield Section(
         name="serve",
@@ -150,7 +154,12 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         f"get {ratio:.3g} times as many answers per second as one.",
         columns=("clients", "requests", "requests/s", "median ms", "99th percentile ms"),
         rows=rows,
-        numbers={"seconds": {"one": one.seconds, "many": [each.seconds for each in many]}},
+        numbers={
+            "seconds": {
+                "one": single_client_round.seconds,
+                "many": [measured_round.seconds for measured_round in many_clients_rounds],
+            }
+        },
     )
     yield Section(
         name="memory",
@@ -158,13 +167,16 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         finding="Resident memory of the server's process after each round.",
         columns=("after", "MB"),
         rows=[
-            ("one client", one.memory),
-            *((f"round {number}", each.memory) for number, each in enumerate(many, 1)),
+            ("one client", single_client_round.memory),
+            *(
+                (f"round {number}", measured_round.memory)
+                for number, measured_round in enumerate(many_clients_rounds, 1)
+            ),
         ],
     )
 
 
-def _round(
+def _measure_round(
     server: Server,
     languages: tuple[str, str],
     texts: list[str],
@@ -173,26 +185,30 @@ def _round(
 ) -> Round:
     """Send all texts, divided among clients; refuse answers that differ from the pipeline's."""
     clients = [Client(server.address, languages) for _ in range(num_clients)]
-    shares = [texts[first::num_clients] for first in range(num_clients)]
+    texts_by_client = [texts[client_index::num_clients] for client_index in range(num_clients)]
     with ThreadPoolExecutor(num_clients) as pool:
-        began = time.perf_counter()
-        answers = list(pool.map(lambda client, share: client(share), clients, shares))
-        seconds = time.perf_counter() - began
+        start = time.perf_counter()
+        answers = list(
+            pool.map(lambda client, client_texts: client(client_texts), clients, texts_by_client)
+        )
+        seconds = time.perf_counter() - start
     for client in clients:
         client.connection.close()
     latencies = []
-    for first, (translations, times) in enumerate(answers):
-        latencies += times
-        if translations != expected[first::num_clients]:
+    for client_index, (translations, client_latencies) in enumerate(answers):
+        latencies += client_latencies
+        if translations != expected[client_index::num_clients]:
             raise ValueError("answers must be the translations of the pipeline, got others.")
     return Round(seconds, latencies, server.memory())
 
 
-def _row(name: str, rounds: Sequence[Round]) -> tuple[str, int, float, float, float]:
-    latencies = [latency for each in rounds for latency in each.latencies]
-    median, highest = (1e3 * float(np.percentile(latencies, share)) for share in (50, 99))
-    rate = len(latencies) / sum(each.seconds for each in rounds)
-    return name, len(latencies), rate, median, highest
+def _latency_row(name: str, rounds: Sequence[Round]) -> tuple[str, int, float, float, float]:
+    latencies = [latency for measured_round in rounds for latency in measured_round.latencies]
+    median, percentile_99 = (
+        1e3 * float(np.percentile(latencies, percentile)) for percentile in (50, 99)
+    )
+    rate = len(latencies) / sum(measured_round.seconds for measured_round in rounds)
+    return name, len(latencies), rate, median, percentile_99
 
 
 def _measure(argv: list[str]):

@@ -26,8 +26,8 @@ model = {name}.from_pretrained(sys.argv[1]).eval()
 with torch.no_grad():
     model.generate(**tokenizer("Hello world.", return_tensors="pt"), num_beams=1, max_new_tokens=8)
 """
-OURS = {"module": "vanilla_transformer", "name": "VanillaTransformerForConditionalGeneration"}
-MARIAN = {"module": "transformers", "name": "MarianMTModel"}
+OUR_MODEL = {"module": "vanilla_transformer", "name": "VanillaTransformerForConditionalGeneration"}
+MARIAN_MODEL = {"module": "transformers", "name": "MarianMTModel"}
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
@@ -47,18 +47,22 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         build_marian(config).save_pretrained(folders["marian"])
         for model_folder in folders.values():
             tokenizer.save_pretrained(model_folder)
-        verb = "from vanilla_transformer.cli import main; main(['translate', '--help'])"
+        help_code = "from vanilla_transformer.cli import main; main(['translate', '--help'])"
         programs = {
             LIBRARY: ["-c", "from transformers import MarianMTModel"],
             "this package: import": ["-c", "import vanilla_transformer"],
             "import torch": ["-c", "import torch"],
-            "this package: command line's help": ["-c", verb],
+            "this package: command line's help": ["-c", help_code],
             "transformers Marian: first translation": [
                 "-c",
-                TRANSLATE.format(**MARIAN),
+                TRANSLATE.format(**MARIAN_MODEL),
                 folders["marian"],
             ],
-            "this package: first translation": ["-c", TRANSLATE.format(**OURS), folders["ours"]],
+            "this package: first translation": [
+                "-c",
+                TRANSLATE.format(**OUR_MODEL),
+                folders["ours"],
+            ],
         }
         implementations = [
             Implementation(name, Program, (), [[sys.executable, *program]], [1])

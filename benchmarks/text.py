@@ -37,10 +37,10 @@ class Learner:
         Args:
             texts: Sentences.
         """
-        self.learned(texts)
+        self.learn(texts)
 
-    def learned(self, texts: list[str]) -> Any:
-        """Return a tokenizer with a learned vocabulary.
+    def learn(self, texts: list[str]) -> Any:
+        """Learn a vocabulary, and return its tokenizer.
 
         Args:
             texts: Sentences.
@@ -77,7 +77,7 @@ class Encoder:
 
     def __init__(self, name: str, vocab_size: int, texts: list[str], decodes: bool):
         self.name, self.decodes = name, decodes
-        self.tokenizer = Learner(name, vocab_size).learned(texts)
+        self.tokenizer = Learner(name, vocab_size).learn(texts)
         self.ids: dict[str, Any] = {}
 
     def __call__(self, texts: list[str]) -> list[str] | None:
@@ -90,17 +90,17 @@ class Encoder:
             The decoded texts; None after encoding.
         """
         if not self.decodes:
-            self.encoded(texts)
+            self.encode(texts)
             return None
         key = texts[0]
         if key not in self.ids:
-            self.ids[key] = self.encoded(texts)
+            self.ids[key] = self.encode(texts)
         if self.name == OURS:
             return self.tokenizer.batch_decode(self.ids[key], skip_special_tokens=True)
         return self.tokenizer.decode(self.ids[key])
 
-    def encoded(self, texts: list[str]) -> Any:
-        """Return the token ids of texts.
+    def encode(self, texts: list[str]) -> Any:
+        """Encode texts.
 
         Args:
             texts: Texts.
@@ -122,35 +122,35 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     Yields:
         Three sections.
     """
-    texts, size = read_corpus(flags.config).texts, flags.config.vocab_size
+    texts, vocab_size = read_corpus(flags.config).texts, flags.config.vocab_size
     names = [OURS] + [PEER] * (importlib.util.find_spec("sentencepiece") is not None)
     implementations = [
-        Implementation(name, Learner, (name, size), [texts], [len(texts)]) for name in names
+        Implementation(name, Learner, (name, vocab_size), [texts], [len(texts)]) for name in names
     ]
     yield _section(
         "vocabulary",
         "Learning a vocabulary",
-        f"{size:,} tokens from {len(texts):,} sentences.",
+        f"{vocab_size:,} tokens from {len(texts):,} sentences.",
         time_in_turn(implementations, flags.rounds, torch.device("cpu")),
     )
-    some = texts[: CHUNK * flags.batches]
-    chunks = [some[start : start + CHUNK] for start in range(0, len(some), CHUNK)]
+    timed_texts = texts[: CHUNK * flags.batches]
+    chunks = [timed_texts[start : start + CHUNK] for start in range(0, len(timed_texts), CHUNK)]
     for decodes, title in ((False, "Texts to ids"), (True, "Ids to texts")):
 
-        def check(found: dict[str, list[Any]]):
-            if found[OURS][0] not in (None, chunks[0]):
+        def check(outputs: dict[str, list[Any]]):
+            if outputs[OURS][0] not in (None, chunks[0]):
                 raise ValueError("decoded texts must be equal to the encoded ones, got others.")
 
         implementations = [
             Implementation(
-                name, Encoder, (name, size, texts, decodes), chunks, list(map(len, chunks))
+                name, Encoder, (name, vocab_size, texts, decodes), chunks, list(map(len, chunks))
             )
             for name in names
         ]
         yield _section(
             "decoding" if decodes else "encoding",
             title,
-            f"{len(some):,} sentences, {CHUNK:,} at a time.",
+            f"{len(timed_texts):,} sentences, {CHUNK:,} at a time.",
             time_in_turn(implementations, flags.rounds, torch.device("cpu"), check),
         )
 

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEGABYTE = 1e6
+# unit of the memory in /proc
+KIBIBYTE = 1024
 # messages to the process of an implementation; any other message is the index of a piece of work
 END = "end"
 PEAK = "peak"
 # rows and columns of the square matrices whose product measures the FLOP/s that a device reaches
-MATRIX = {"cpu": 2048, "cuda": 8192}
+MATRIX_EDGE = {"cpu": 2048, "cuda": 8192}
 # products in a row: a single product ends before a CPU reaches its full frequency
-PRODUCTS = 10
+PRODUCTS_PER_PIECE = 10
 # pictures with more plots than this have several columns
 MOST_PLOTS_BELOW_EACH_OTHER = 4
 COLUMNS = (
@@ -54,8 +56,8 @@ class Implementation:
 
     Attributes:
         name: Name in the tables.
-        build: Function that runs in the process, and returns the function to be timed, which takes
-            a piece.
+        build: Function that is called once in the process. It returns the function to be timed;
+            that function takes one piece.
         arguments: Arguments of `build`.
         pieces: Pieces of work, as many as the other implementations have.
         amounts: Amount of work in each piece, in tokens or another unit; only implementations with
@@ -96,17 +98,17 @@ class Result:
         """Peak memory, in bytes."""
         return self.peaks[-1]
 
-    def part(self, pieces: slice) -> "Result":
+    def select_pieces(self, piece_slice: slice) -> "Result":
         """Return the measurements of some pieces.
 
         Args:
-            pieces: Slice of the pieces.
+            piece_slice: Slice of the pieces.
 
         Returns:
             Times of these pieces; the peak memory is that of all pieces.
         """
-        flop_rates = None if self.flop_rates is None else self.flop_rates[:, pieces]
-        times = self.seconds[:, pieces], self.rates[:, pieces]
+        flop_rates = None if self.flop_rates is None else self.flop_rates[:, piece_slice]
+        times = self.seconds[:, piece_slice], self.rates[:, piece_slice]
         return Result(self.name, *times, flop_rates, self.peaks)
 
 
@@ -130,8 +132,8 @@ def time_in_turn(
     Returns:
         The measurements, in the order of the implementations.
     """
-    count = len(implementations[0].pieces)
-    seconds = np.zeros((len(implementations), rounds, count))
+    num_pieces = len(implementations[0].pieces)
+    seconds = np.zeros((len(implementations), rounds, num_pieces))
     with ExitStack() as stack:
         workers = [
             stack.enter_context(Worker(implementation, device))
@@ -139,28 +141,34 @@ def time_in_turn(
         ]
         outputs: dict[str, list[Any]] = {worker.name: [] for worker in workers}
         peaks: list[list[float]] = [[] for _ in workers]
-        for worker, its_peaks in zip(workers, peaks, strict=True):
-            for piece in warm_up:
-                outputs[worker.name].append(worker.do(piece)[1])
-                its_peaks.append(worker.peak())
+        for worker, worker_peaks in zip(workers, peaks, strict=True):
+            for piece_index in warm_up:
+                outputs[worker.name].append(worker.do(piece_index)[1])
+                worker_peaks.append(worker.peak())
         if check is not None:
             check(outputs)
-        for turn in range(rounds):
-            for piece in range(count):
+        for round_index in range(rounds):
+            for piece_index in range(num_pieces):
                 # rotate the order: each implementation is first, second, ... equally often
-                for index in np.roll(np.arange(len(workers)), turn * count + piece):
-                    seconds[index, turn, piece], _ = workers[index].do(piece)
-        for worker, its_peaks in zip(workers, peaks, strict=True):
-            its_peaks.append(worker.peak())
+                order = np.roll(np.arange(len(workers)), round_index * num_pieces + piece_index)
+                for worker_index in order:
+                    piece_seconds, _ = workers[worker_index].do(piece_index)
+                    seconds[worker_index, round_index, piece_index] = piece_seconds
+        for worker, worker_peaks in zip(workers, peaks, strict=True):
+            worker_peaks.append(worker.peak())
     return [
         Result(
             implementation.name,
-            taken,
-            np.asarray(implementation.amounts) / taken,
-            np.asarray(implementation.flops) / taken if len(implementation.flops) else None,
-            its_peaks,
+            implementation_seconds,
+            np.asarray(implementation.amounts) / implementation_seconds,
+            np.asarray(implementation.flops) / implementation_seconds
+            if len(implementation.flops)
+            else None,
+            worker_peaks,
         )
-        for implementation, taken, its_peaks in zip(implementations, seconds, peaks, strict=True)
+        for implementation, implementation_seconds, worker_peaks in zip(
+            implementations, seconds, peaks, strict=True
+        )
     ]
 
 
@@ -179,9 +187,9 @@ class Worker:
         # spawn instead of fork, so that the process has its own threads and memory
         context = get_context("spawn")
         self.name = implementation.name
-        self.connection, theirs = context.Pipe()
-        arguments = (theirs, implementation, device.type, torch.get_num_threads())
-        self.process = context.Process(target=_run_worker, args=arguments, daemon=True)
+        self.connection, worker_connection = context.Pipe()
+        worker_arguments = (worker_connection, implementation, device.type, torch.get_num_threads())
+        self.process = context.Process(target=_run_worker, args=worker_arguments, daemon=True)
 
     def __enter__(self) -> "Worker":
         self.process.start()
@@ -196,16 +204,16 @@ class Worker:
         self.process.terminate()
         self.process.join()
 
-    def do(self, piece: int) -> tuple[float, Any]:
+    def do(self, piece_index: int) -> tuple[float, Any]:
         """Do one piece, and time it.
 
         Args:
-            piece: Index of the piece.
+            piece_index: Index of the piece.
 
         Returns:
             The time in seconds, and the result.
         """
-        return self._request(piece)
+        return self._request(piece_index)
 
     def peak(self) -> float:
         """Return the peak memory, in bytes."""
@@ -225,48 +233,63 @@ class Worker:
             ) from None
 
 
-def _run_worker(connection: Connection, implementation: Implementation, device: str, threads: int):
-    torch.set_num_threads(threads)
+def _run_worker(
+    connection: Connection, implementation: Implementation, device: str, num_threads: int
+):
+    torch.set_num_threads(num_threads)
     gc.collect()
     # writing 5 resets the peak memory of the process
     Path("/proc/self/clear_refs").write_text("5")
-    before = memory()
-    work = implementation.build(*implementation.arguments)
+    memory_before = memory()
+    run_piece = implementation.build(*implementation.arguments)
     while True:
-        message = connection.recv()
-        if message == END:
+        request = connection.recv()
+        if request == END:
             return
-        if message == PEAK:
+        if request == PEAK:
             # do not count the memory that the imports take
-            added = memory()["peak"] - before["private"] - before["file_backed"]
+            added_megabytes = (
+                memory()["peak"] - memory_before["private"] - memory_before["file_backed"]
+            )
             is_gpu = device == "cuda"
-            connection.send(torch.cuda.max_memory_allocated() if is_gpu else added * MEGABYTE)
+            connection.send(
+                torch.cuda.max_memory_allocated() if is_gpu else added_megabytes * MEGABYTE
+            )
             continue
-        piece = implementation.pieces[message]
+        piece = implementation.pieces[request]
         gc.collect()
         started = time.perf_counter()
-        output = work(piece)
+        output = run_piece(piece)
         if device == "cuda":
             torch.cuda.synchronize()
         connection.send((time.perf_counter() - started, output))
 
 
-def matrix_product(device: torch.device, dtype: torch.dtype, pieces: int) -> Implementation:
+def build_matrix_product(
+    device: torch.device, dtype: torch.dtype, num_pieces: int
+) -> Implementation:
     """Return an implementation that multiplies large matrices, to measure a device's FLOP/s.
 
     Args:
         device: Device of the matrices.
         dtype: Type of the matrices.
-        pieces: Number of pieces, as many as the other implementations have.
+        num_pieces: Number of pieces, as many as the other implementations have.
 
     Returns:
         The implementation; its amounts of work are floating-point operations.
     """
-    flops = [2.0 * PRODUCTS * MATRIX[device.type] ** 3] * pieces
-    return Implementation("matrix product", Product, (device, dtype), range(pieces), flops, flops)
+    flops = [2.0 * PRODUCTS_PER_PIECE * MATRIX_EDGE[device.type] ** 3] * num_pieces
+    return Implementation(
+        "matrix product",
+        MatrixProduct,
+        (device, dtype),
+        range(num_pieces),
+        amounts=flops,
+        flops=flops,
+    )
 
 
-class Product:
+class MatrixProduct:
     """Product of two large matrices; on a CPU by oneDNN or MKL, whichever is faster.
 
     Args:
@@ -276,8 +299,8 @@ class Product:
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         if device.type == "cpu":
-            keep_freed_memory()
-        edge = MATRIX[device.type]
+            keep_memory()
+        edge = MATRIX_EDGE[device.type]
         self.matrices = torch.randn(2, edge, edge, device=device).to(dtype)
 
     def __call__(self, piece: int) -> None:
@@ -286,7 +309,7 @@ class Product:
         Args:
             piece: Unused.
         """
-        for _ in range(PRODUCTS):
+        for _ in range(PRODUCTS_PER_PIECE):
             product(*self.matrices)
 
 
@@ -300,47 +323,47 @@ def ratios(result: Result, reference: Result) -> tuple[float, float, float]:
     Returns:
         Median and quartiles of the ratio, over pieces and rounds.
     """
-    each = result.rates / reference.rates
-    low, middle, high = np.quantile(each, (0.25, 0.5, 0.75))
-    return float(middle), float(low), float(high)
+    speed_ratios = result.rates / reference.rates
+    lower, median, upper = np.quantile(speed_ratios, (0.25, 0.5, 0.75))
+    return float(median), float(lower), float(upper)
 
 
-def rows_of(results: Sequence[Result], reference: str, matrix: Result | None) -> list[tuple]:
+def rows_of(results: Sequence[Result], reference: str, matrix_result: Result | None) -> list[tuple]:
     """Return a row of a table for each implementation.
 
     Args:
         results: Measurements of `time_in_turn`.
         reference: Name of the implementation that the others are compared with.
-        matrix: Measurements of the matrix product from the same call, or None.
+        matrix_result: Measurements of the matrix product from the same call, or None.
 
     Returns:
         Rows for `COLUMNS`.
     """
-    (base,) = (result for result in results if result.name == reference)
+    (reference_result,) = (result for result in results if result.name == reference)
     rows = []
-    flops = None if matrix is None else matrix.flop_rates
+    matrix_flop_rates = None if matrix_result is None else matrix_result.flop_rates
     for result in results:
-        share = None
-        if flops is not None and result.flop_rates is not None:
-            share = f"{np.median(result.flop_rates) / np.median(flops):.0%}"
+        matrix_share = None
+        if matrix_flop_rates is not None and result.flop_rates is not None:
+            matrix_share = f"{np.median(result.flop_rates) / np.median(matrix_flop_rates):.0%}"
         rows.append(
             (
                 result.name,
-                *ratios(result, base),
+                *ratios(result, reference_result),
                 float(np.median(result.rates)),
-                share,
+                matrix_share,
                 round(result.peak / MEGABYTE),
             )
         )
     return rows
 
 
-def numbers_of(results: Sequence[Result], matrix: Result | None) -> dict[str, Any]:
+def numbers_of(results: Sequence[Result], matrix_result: Result | None) -> dict[str, Any]:
     """Return all measurements for the JSON file.
 
     Args:
         results: Measurements of `time_in_turn`.
-        matrix: Measurements of the matrix product from the same call, or None.
+        matrix_result: Measurements of the matrix product from the same call, or None.
 
     Returns:
         Time of each piece and round in seconds, peak memory, and the rate of the matrix product.
@@ -349,8 +372,8 @@ def numbers_of(results: Sequence[Result], matrix: Result | None) -> dict[str, An
         "seconds": {result.name: result.seconds.tolist() for result in results},
         "peak_bytes": {result.name: result.peak for result in results},
     }
-    if matrix is not None and matrix.flop_rates is not None:
-        numbers["matrix_product_flops_per_second"] = float(np.median(matrix.flop_rates))
+    if matrix_result is not None and matrix_result.flop_rates is not None:
+        numbers["matrix_product_flops_per_second"] = float(np.median(matrix_result.flop_rates))
     return numbers
 
 
@@ -364,24 +387,30 @@ def ratio_figure(tables: Mapping[str, Sequence[tuple]], reference: str) -> "Figu
     Returns:
         The figure.
     """
-    height = 0.9 + 0.3 * max(len(rows) for rows in tables.values())
-    columns = 1 if len(tables) <= MOST_PLOTS_BELOW_EACH_OTHER else 3
-    lines = -(-len(tables) // columns)
-    figure, axes = new_figure(6.5 if columns == 1 else 13, height * lines, lines, columns)
+    plot_height = 0.9 + 0.3 * max(len(rows) for rows in tables.values())
+    num_columns = 1 if len(tables) <= MOST_PLOTS_BELOW_EACH_OTHER else 3
+    num_plot_rows = -(-len(tables) // num_columns)
+    figure, axes = new_figure(
+        6.5 if num_columns == 1 else 13, plot_height * num_plot_rows, num_plot_rows, num_columns
+    )
     plots = np.ravel(axes)
     for plot in plots[len(tables) :]:
         plot.remove()
-    furthest = max(row[3] for rows in tables.values() for row in rows)
+    largest_quartile = max(upper for rows in tables.values() for _, _, _, upper, *_ in rows)
     for plot, (title, rows) in zip(plots, tables.items(), strict=False):
         names = [row[0] for row in rows][::-1]
-        middle, low, high = np.array([row[1:4] for row in rows][::-1]).T
-        ours = ["tab:orange" if name.startswith("this package") else "tab:gray" for name in names]
+        medians, lower, upper = np.array([row[1:4] for row in rows][::-1]).T
+        bar_colors = [
+            "tab:orange" if name.startswith("this package") else "tab:gray" for name in names
+        ]
         # rounding can put a quartile on the other side of the median, but no error bar is negative
-        spread = np.maximum([middle - low, high - middle], 0)
-        plot.barh(names, middle, xerr=spread, color=ours, height=0.6)
+        error_bars = np.maximum([medians - lower, upper - medians], 0)
+        plot.barh(names, medians, xerr=error_bars, color=bar_colors, height=0.6)
         plot.axvline(1, color="black", linewidth=0.8)
         # one scale for all plots, so that their bars can be compared
-        plot.set(title=title, xlabel=f"times as fast as {reference}", xlim=(0, 1.05 * furthest))
+        plot.set(
+            title=title, xlabel=f"times as fast as {reference}", xlim=(0, 1.05 * largest_quartile)
+        )
     return figure
 
 
@@ -393,9 +422,8 @@ def memory() -> dict[str, float]:
         far (VmHWM).
     """
     status = Path("/proc/self/status").read_text()
-    names = {"private": "RssAnon", "file_backed": "RssFile", "peak": "VmHWM"}
-    kilobyte = 1024
+    status_fields = {"private": "RssAnon", "file_backed": "RssFile", "peak": "VmHWM"}
     return {
-        name: int(status.split(f"{key}:")[1].split()[0]) * kilobyte / MEGABYTE
-        for name, key in names.items()
+        name: int(status.split(f"{status_field}:")[1].split()[0]) * KIBIBYTE / MEGABYTE
+        for name, status_field in status_fields.items()
     }

@@ -21,7 +21,7 @@ from .peers import MARIAN, OURS, PEERS
 from .timing import (
     COLUMNS,
     Implementation,
-    matrix_product,
+    build_matrix_product,
     numbers_of,
     ratio_figure,
     rows_of,
@@ -42,7 +42,7 @@ OURS_RANDOM = "this package, the same random sentences"
 RANDOM_SENTENCES = 64
 # relative tolerance of loss and gradient, because implementations add thousands of float32 numbers
 # in different orders
-SAME = 1e-3
+MAX_DIFFERENCE = 1e-3
 
 
 class Trainee:
@@ -65,9 +65,10 @@ class Trainee:
         if name in (OURS, OURS_RANDOM):
             self.model = VanillaTransformerForConditionalGeneration(config).train()
             self.accelerator = open_accelerator(self.settings, self.device)
-            prepared = distribution.prepare(self.accelerator, self.model, self.settings)
-            self.wrapped, _, self.optimizer = prepared
-            self.schedule = torch.optim.lr_scheduler.ConstantLR(prepared[1], factor=1e-4)
+            self.wrapped_model, optimizer, self.optimizer = distribution.prepare(
+                self.accelerator, self.model, self.settings
+            )
+            self.schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1e-4)
             return
         self.peer = PEERS[MARIAN if name == MARIAN_RANDOM else name]
         self.model = self.peer.build(config).to(self.device).train()
@@ -86,14 +87,14 @@ class Trainee:
             # the step of our training loop
             training_step(
                 self.accelerator,
-                self.wrapped,
+                self.wrapped_model,
                 self.optimizer,
                 self.schedule,
                 [mask_for_sdpa(batch.tensors)],
                 smoothing,
             )
             return
-        tensors = self.on_device(batch)
+        tensors = self.move_to_device(batch)
         dtype = dtype_of(self.settings)
         with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
             if self.name == MARIAN_RANDOM:
@@ -106,7 +107,7 @@ class Trainee:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def on_device(self, batch: Batch) -> dict[str, Tensor]:
+    def move_to_device(self, batch: Batch) -> dict[str, Tensor]:
         """Copy the tensors of a batch to the device of the model.
 
         Args:
@@ -162,34 +163,40 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         One section for each size.
     """
     corpus = read_corpus(flags.config, flags.model_vocab_size)
-    asked = [name for name, peer in PEERS.items() if name == MARIAN or peer.flag in flags.peers]
-    names = [OURS, *(name for name in asked if PEERS[name].is_installed())]
-    absent = [name for name in asked if name not in names]
+    requested_peers = [
+        name for name, peer in PEERS.items() if name == MARIAN or peer.flag in flags.peers
+    ]
+    names = [OURS, *(name for name in requested_peers if PEERS[name].is_installed())]
+    absent_peers = [name for name in requested_peers if name not in names]
     for size in flags.sizes:
-        bucketed = bucketed_batches(
+        similar_length_batches = bucketed_batches(
             corpus, flags.tokens_per_batch, flags.batches, flags.config.seed
         )
-        random = random_batches(corpus, RANDOM_SENTENCES, flags.batches, flags.config.seed)
-        yield _section(size, names, absent, bucketed, random, flags)
+        random_sentence_batches = random_batches(
+            corpus, RANDOM_SENTENCES, flags.batches, flags.config.seed
+        )
+        yield _section(
+            size, names, absent_peers, similar_length_batches, random_sentence_batches, flags
+        )
 
 
 def _section(
     size: str,
     names: Sequence[str],
-    absent: Sequence[str],
-    bucketed: list[Batch],
-    random: list[Batch],
+    absent_peers: Sequence[str],
+    similar_length_batches: list[Batch],
+    random_sentence_batches: list[Batch],
     flags: argparse.Namespace,
 ) -> Section:
     config = model_config(size, flags.model_vocab_size)
     device = torch.device(flags.device)
     differences = {
-        name: difference(name, size, bucketed[0], flags)
+        name: difference(name, size, similar_length_batches[0], flags)
         for name in names
         if name != OURS and PEERS[name].convert is not None
     }
 
-    def implementation(name: str, batches: list[Batch]) -> Implementation:
+    def build_implementation(name: str, batches: list[Batch]) -> Implementation:
         return Implementation(
             name,
             Trainee,
@@ -199,33 +206,41 @@ def _section(
             [training_flops(config, batch) for batch in batches],
         )
 
-    implementations = [implementation(name, bucketed) for name in names]
-    has_random = "usual" in flags.peers
+    implementations = [build_implementation(name, similar_length_batches) for name in names]
+    times_random_batches = "usual" in flags.peers
     implementations += [
-        implementation(name, random) for name in (MARIAN_RANDOM, OURS_RANDOM) if has_random
+        build_implementation(name, random_sentence_batches)
+        for name in (MARIAN_RANDOM, OURS_RANDOM)
+        if times_random_batches
     ]
-    matrix = matrix_product(device, dtype_of(flags.config), flags.batches)
-    *results, product = time_in_turn([*implementations, matrix], flags.rounds, device)
-    rows = rows_of(results, MARIAN, product)
-    non_padding = sum(batch.tokens for batch in random) / sum(
-        batch.tensors["input_ids"].numel() + batch.tensors["labels"].numel() for batch in random
+    matrix_implementation = build_matrix_product(device, dtype_of(flags.config), flags.batches)
+    *results, matrix_result = time_in_turn(
+        [*implementations, matrix_implementation], flags.rounds, device
     )
-    equal = ", ".join(f"{name} to {worst:.0e}" for name, worst in differences.items())
-    on_random = (
-        f"; the last two on {RANDOM_SENTENCES} random sentences, with {1 - non_padding:.0%} "
+    rows = rows_of(results, MARIAN, matrix_result)
+    non_padding_share = sum(batch.tokens for batch in random_sentence_batches) / sum(
+        batch.tensors["input_ids"].numel() + batch.tensors["labels"].numel()
+        for batch in random_sentence_batches
+    )
+    differences_text = ", ".join(
+        f"{name} to {largest_difference:.0e}" for name, largest_difference in differences.items()
+    )
+    random_batches_note = (
+        f"; the last two on {RANDOM_SENTENCES} random sentences, with {1 - non_padding_share:.0%} "
         "padding, the first of them with the library's label smoother"
-        if has_random
+        if times_random_batches
         else ""
     )
     finding = (
         f"Forward, smoothed loss, backward and Adam on batches of about {flags.tokens_per_batch:,} "
         f"target tokens and sentences of similar length, {flags.config.precision}, vocabulary "
-        f"{flags.model_vocab_size:,}{on_random}. With equal weights, loss and gradient in float32 "
-        f"agree with {equal}, relative to the largest. Each implementation has its own process, "
-        "and they do each batch in turn; ratios are medians over batches and rounds, with "
-        "quartiles; memory is beyond that after the imports. A product of large matrices ran at "
-        f"{numbers_of([], product)['matrix_product_flops_per_second'] / 1e9:,.0f} GFLOP/s."
-        + (f" Not installed: {', '.join(absent)}." if absent else "")
+        f"{flags.model_vocab_size:,}{random_batches_note}. With equal weights, loss and gradient "
+        f"in float32 agree with {differences_text}, relative to the largest. Each implementation "
+        "has its own process, and they do each batch in turn; ratios are medians over batches and "
+        "rounds, with quartiles; memory is beyond that after the imports. A product of large "
+        "matrices ran at "
+        f"{numbers_of([], matrix_result)['matrix_product_flops_per_second'] / 1e9:,.0f} GFLOP/s."
+        + (f" Not installed: {', '.join(absent_peers)}." if absent_peers else "")
     )
     return Section(
         name=f"training-{size}",
@@ -234,7 +249,7 @@ def _section(
         columns=COLUMNS,
         rows=rows,
         figure=ratio_figure({f"training, {size}": rows}, MARIAN),
-        numbers={**numbers_of(results, product), "differences": differences},
+        numbers={**numbers_of(results, matrix_result), "differences": differences},
     )
 
 
@@ -255,36 +270,44 @@ def difference(name: str, size: str, batch: Batch, flags: argparse.Namespace) ->
     """
     peer, smoothing = PEERS[name], flags.config.label_smoothing
     torch.manual_seed(flags.config.seed)
-    theirs = peer.build(model_config(size, flags.model_vocab_size)).eval()
+    peer_model = peer.build(model_config(size, flags.model_vocab_size)).eval()
     if peer.convert is None:
         raise ValueError(f"{name} must have a conversion to this package, and has none.")
-    ours = peer.convert(theirs)
+    our_model = peer.convert(peer_model)
     tensors = batch.tensors
-    expected = peer.loss_sum(theirs, tensors, smoothing)
-    expected.backward()
+    expected_loss = peer.loss_sum(peer_model, tensors, smoothing)
+    expected_loss.backward()
     # use the kernels of the timed step: linear layers in training mode use oneDNN, and all other
     # modules stay in evaluation mode, without dropout
-    use_cpu_kernels(ours, is_half=False)
-    for module in ours.modules():
+    use_cpu_kernels(our_model, is_half=False)
+    for module in our_model.modules():
         module.training = isinstance(module, nn.Linear)
     label_indices = (tensors["labels"].flatten() != IGNORED).nonzero()[:, 0]
-    actual = fused_loss_sum(ours, **tensors, label_indices=label_indices, label_smoothing=smoothing)
-    actual.backward()
-    gradients = [_embedding_gradient(model, flags.model_vocab_size) for model in (theirs, ours)]
-    gap = (gradients[0] - gradients[1]).abs().max() / gradients[0].abs().max()
-    worst = max(float(gap), float(((actual - expected) / expected).detach().abs()))
-    if not worst < SAME:
+    actual_loss = fused_loss_sum(
+        our_model, **tensors, label_indices=label_indices, label_smoothing=smoothing
+    )
+    actual_loss.backward()
+    gradients = [
+        _embedding_gradient(model, flags.model_vocab_size) for model in (peer_model, our_model)
+    ]
+    gradient_difference = (gradients[0] - gradients[1]).abs().max() / gradients[0].abs().max()
+    largest_difference = max(
+        float(gradient_difference),
+        float(((actual_loss - expected_loss) / expected_loss).detach().abs()),
+    )
+    if not largest_difference < MAX_DIFFERENCE:
         raise ValueError(
-            f"loss and gradient of {name} must agree with ours to {SAME}, got {worst:.1g}."
+            f"loss and gradient of {name} must agree with ours to {MAX_DIFFERENCE}, got "
+            f"{largest_difference:.1g}."
         )
-    return worst
+    return largest_difference
 
 
 def _embedding_gradient(model: nn.Module, vocab_size: int) -> Tensor:
     """Return the sum of the embeddings' gradients, to which every part of the model contributes."""
-    tables = [
+    gradients = [
         parameter.grad
         for parameter in model.parameters()
         if parameter.grad is not None and parameter.shape[0] == vocab_size and parameter.ndim == 2
     ]
-    return torch.stack(tables).sum(0)
+    return torch.stack(gradients).sum(0)

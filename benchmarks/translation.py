@@ -18,7 +18,7 @@ from .peers import M2M100, MARIAN, OURS, build_m2m100, build_marian
 from .timing import (
     COLUMNS,
     Implementation,
-    matrix_product,
+    build_matrix_product,
     numbers_of,
     ratio_figure,
     rows_of,
@@ -29,7 +29,10 @@ from .work import MODELS, Corpus, model_config, read_corpus, search_flops
 
 OURS_INT8 = f"{OURS} int8"
 # for each search of the library, the functions that build and convert its model
-PEERS: dict[str, Any] = {MARIAN: (build_marian, from_marian), M2M100: (build_m2m100, from_m2m100)}
+LIBRARY_MODELS: dict[str, Any] = {
+    MARIAN: (build_marian, from_marian),
+    M2M100: (build_m2m100, from_m2m100),
+}
 CTRANSLATE2 = "CTranslate2 "
 # quantiles of the source lengths between which the sentences of a batch are drawn
 LENGTHS = {"short": (0.1, 0.5), "long": (0.8, 1.0)}
@@ -68,12 +71,12 @@ class Search:
         self.dtype = dtype_of(flags.config)
         torch.manual_seed(flags.config.seed)
         # one seed and one builder give all implementations the same weights
-        build, convert = PEERS[library_name(size)]
+        build, convert = LIBRARY_MODELS[library_name(size)]
         model: PreTrainedModel = build(model_config(size, flags.model_vocab_size)).eval()
         self.conversion = None
         if name in (OURS, OURS_INT8) and size in MODELS:
             self.conversion = SharedConversion(model)
-        elif name not in PEERS:
+        elif name not in LIBRARY_MODELS:
             model = convert(model, copy=False)
         if name.startswith(CTRANSLATE2):
             self.engine = load_ctranslate2(model, tokenizer, name, self.device)
@@ -81,7 +84,7 @@ class Search:
         else:
             self.model = model.to(self.device, self.dtype)
         # all hypotheses have the same length, so an alpha of 0 makes our search equal to the others
-        is_of_library = name in PEERS or self.conversion is not None
+        is_of_library = name in LIBRARY_MODELS or self.conversion is not None
         self.settings = {} if is_of_library else {"length_penalty_alpha": 0.0}
         if name == OURS_INT8:
             self.settings["int8"] = True
@@ -113,21 +116,21 @@ class Search:
         sentences, steps, num_beams = piece
         if self.name.startswith(CTRANSLATE2):
             results = self.engine.translate_batch(
-                [[self.tokens[token] for token in ids] for ids in sentences],
+                [[self.tokens[token_id] for token_id in token_ids] for token_ids in sentences],
                 beam_size=num_beams,
                 min_decoding_length=steps,
                 max_decoding_length=steps,
                 length_penalty=0,
             )
-            ids = {token: index for index, token in enumerate(self.tokens)}
-            return [[ids[token] for token in found.hypotheses[0]] for found in results]
+            ids_of_tokens = {token: index for index, token in enumerate(self.tokens)}
+            return [[ids_of_tokens[token] for token in result.hypotheses[0]] for result in results]
         padded = self.tokenizer.pad({"input_ids": sentences}, return_tensors="pt")
         model = self.model
         if self.conversion is not None:
             # check the conversion before each batch, as the pipeline does
             model, _ = self.conversion.for_engine(self.name == OURS_INT8)
         with torch.no_grad():
-            ids = model.generate(
+            token_ids = model.generate(
                 **padded.to(self.device),
                 num_beams=num_beams,
                 do_sample=False,
@@ -137,7 +140,7 @@ class Search:
                 use_cache=True,
                 **self.settings,
             )
-        return ids[:, 1:].tolist()
+        return token_ids[:, 1:].tolist()
 
 
 def library_name(size: str) -> str:
@@ -193,11 +196,11 @@ def ctranslate2_names(device: torch.device, dtype: torch.dtype) -> tuple[list[st
     Returns:
         Names of the implementations that can run here, and of those that cannot.
     """
-    types = ["float32", "int8"]
+    compute_types = ["float32", "int8"]
     if device.type != "cpu" and dtype != torch.float32:
-        half = str(dtype).removeprefix("torch.")
-        types = [half, f"int8_{half}"]
-    names = [CTRANSLATE2 + kind for kind in types]
+        half_dtype = str(dtype).removeprefix("torch.")
+        compute_types = [half_dtype, f"int8_{half_dtype}"]
+    names = [CTRANSLATE2 + compute_type for compute_type in compute_types]
     try:
         import ctranslate2
 
@@ -205,11 +208,11 @@ def ctranslate2_names(device: torch.device, dtype: torch.dtype) -> tuple[list[st
     except ImportError:
         return [], names
     try:
-        is_here = set(types) <= ctranslate2.get_supported_compute_types(device.type)
+        is_supported = set(compute_types) <= ctranslate2.get_supported_compute_types(device.type)
     except (RuntimeError, ValueError):
         # CTranslate2 raises if it cannot use the GPU
-        is_here = False
-    return (names, []) if is_here else ([], names)
+        is_supported = False
+    return (names, []) if is_supported else ([], names)
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
@@ -223,17 +226,17 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     """
     corpus = read_corpus(flags.config, flags.model_vocab_size)
     for size in flags.models or flags.sizes:
-        yield _forced(size, corpus, flags)
+        yield _size_section(size, corpus, flags)
 
 
-def pieces_of(
-    corpus: Corpus, text: str, batch_size: int, num_beams: int, count: int, seed: int
+def draw_pieces(
+    corpus: Corpus, length_class: str, batch_size: int, num_beams: int, count: int, seed: int
 ) -> list[Piece]:
     """Draw batches of sentences of similar length, because `translate` sorts sentences by length.
 
     Args:
         corpus: Corpus of the sentences.
-        text: One of `LENGTHS`.
+        length_class: One of `LENGTHS`.
         batch_size: Number of sentences in a batch.
         num_beams: Beam size.
         count: Number of batches.
@@ -242,43 +245,45 @@ def pieces_of(
     Returns:
         Batches; each translation has the average number of tokens of the references.
     """
-    first, last = (int(share * len(corpus.rows)) for share in LENGTHS[text])
-    order = np.argsort(corpus.source_lengths, kind="stable")[first:last]
+    first_rank, last_rank = (int(share * len(corpus.rows)) for share in LENGTHS[length_class])
+    order = np.argsort(corpus.source_lengths, kind="stable")[first_rank:last_rank]
     random = np.random.default_rng(seed)
     pieces = []
     for _ in range(count):
         start = random.integers(max(1, len(order) - batch_size + 1))
-        numbers = order[start : start + batch_size]
-        ids = [list(map(int, row)) for row in corpus.rows[numbers]["input_ids"]]
-        steps = round(float(corpus.target_lengths[numbers].mean()))
-        pieces.append(Piece(ids, steps, num_beams))
+        pair_indices = order[start : start + batch_size]
+        sentences = [
+            list(map(int, token_ids)) for token_ids in corpus.rows[pair_indices]["input_ids"]
+        ]
+        steps = round(float(corpus.target_lengths[pair_indices].mean()))
+        pieces.append(Piece(sentences, steps, num_beams))
     return pieces
 
 
-def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
+def _size_section(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
     device, dtype = torch.device(flags.device), dtype_of(flags.config)
-    peers, absent = ctranslate2_names(device, dtype)
+    ctranslate2_searches, absent_searches = ctranslate2_names(device, dtype)
     is_float32 = dtype == torch.float32
     library = library_name(size)
-    own = [OURS, library]
+    torch_searches = [OURS, library]
     if flags.device == "cpu" and is_float32:
-        own.append(OURS_INT8)
-    names = [*own, *peers]
-    kinds = [
-        (num_beams, text, batch_size)
+        torch_searches.append(OURS_INT8)
+    names = [*torch_searches, *ctranslate2_searches]
+    settings = [
+        (num_beams, length_class, batch_size)
         for num_beams in flags.beams
-        for text in LENGTHS
+        for length_class in LENGTHS
         for batch_size in flags.batch_sizes
     ]
     titles = [
-        f"{'greedy' if num_beams == 1 else f'beam {num_beams}'}, {batch_size} {text}"
-        for num_beams, text, batch_size in kinds
+        f"{'greedy' if num_beams == 1 else f'beam {num_beams}'}, {batch_size} {length_class}"
+        for num_beams, length_class, batch_size in settings
     ]
     pieces = [
         piece
-        for num_beams, text, batch_size in kinds
-        for piece in pieces_of(
-            corpus, text, batch_size, num_beams, flags.batches, flags.config.seed
+        for num_beams, length_class, batch_size in settings
+        for piece in draw_pieces(
+            corpus, length_class, batch_size, num_beams, flags.batches, flags.config.seed
         )
     ]
     config = model_config(size, flags.model_vocab_size)
@@ -291,25 +296,30 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
         Implementation(name, Search, (name, size, corpus.tokenizer, flags), pieces, amounts, flops)
         for name in names
     ]
-    matrix = matrix_product(device, dtype, len(pieces))
-    equal: dict[str, dict[str, str]] = {}
+    matrix_implementation = build_matrix_product(device, dtype, len(pieces))
+    equal_shares: dict[str, dict[str, str]] = {}
 
-    def check(found: dict[str, list[Any]]):
-        for number, title in enumerate(titles):
-            translations = {name: found[name][number] for name in names}
+    def check(outputs: dict[str, list[Any]]):
+        for warm_up_index, title in enumerate(titles):
+            translations = {name: outputs[name][warm_up_index] for name in names}
             # require equality in float32 only: in half precision, rounding changes translations
-            equal[title] = equality(translations, library, must_be_same=is_float32)
+            equal_shares[title] = equality(translations, library, must_be_same=is_float32)
 
     starts = range(0, len(pieces), flags.batches)
-    *results, product = time_in_turn(
-        [*implementations, matrix], flags.rounds, device, check, starts
+    *results, matrix_result = time_in_turn(
+        [*implementations, matrix_implementation], flags.rounds, device, check, starts
     )
     tables, numbers, rows = {}, {}, []
     for title, start in zip(titles, starts, strict=True):
-        some = [result.part(slice(start, start + flags.batches)) for result in results]
-        tables[title] = rows_of(some, library, product)
-        numbers[title] = {**numbers_of(some, product), "equal": equal[title]}
-        rows += [(title, *row[:-1], equal[title][row[0]], row[-1]) for row in tables[title]]
+        piece_results = [
+            result.select_pieces(slice(start, start + flags.batches)) for result in results
+        ]
+        tables[title] = rows_of(piece_results, library, matrix_result)
+        numbers[title] = {**numbers_of(piece_results, matrix_result), "equal": equal_shares[title]}
+        rows += [
+            (title, name, *measurements, equal_shares[title][name], peak)
+            for name, *measurements, peak in tables[title]
+        ]
     return Section(
         name=f"translation-{size}",
         title=f"Translation, {size}",
@@ -319,7 +329,7 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
         "scores closer than rounding may change places. Each implementation has its own process, "
         "and the implementations do each batch in turn; ratios are medians over batches and "
         "rounds, with quartiles; memory is that of all searches, beyond that after the imports."
-        + (f" Not installed: {', '.join(absent)}." if absent else ""),
+        + (f" Not installed: {', '.join(absent_searches)}." if absent_searches else ""),
         columns=("search", *COLUMNS[:-1], "equal", COLUMNS[-1]),
         rows=rows,
         figure=ratio_figure(tables, library),
@@ -327,11 +337,13 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
     )
 
 
-def equality(found: dict[str, list[list[int]]], library: str, must_be_same: bool) -> dict[str, str]:
+def equality(
+    translations_by_engine: dict[str, list[list[int]]], library: str, must_be_same: bool
+) -> dict[str, str]:
     """Return the share of tokens that each engine has in common with the library.
 
     Args:
-        found: Translations by engine.
+        translations_by_engine: Translations, by name of the engine.
         library: Name of the library's search among them.
         must_be_same: Whether to refuse translations of this package that differ from the library's.
 
@@ -342,10 +354,10 @@ def equality(found: dict[str, list[list[int]]], library: str, must_be_same: bool
         ValueError: If `must_be_same`, and fewer than `FEWEST_EQUAL` of the tokens are equal.
     """
     shares = {}
-    for name, translations in found.items():
-        pairs = list(zip(translations, found[library], strict=True))
-        same = sum(sum(map(lambda a, b: a == b, *pair)) for pair in pairs)
-        share = same / sum(len(theirs) for _, theirs in pairs)
+    for name, translations in translations_by_engine.items():
+        pairs = list(zip(translations, translations_by_engine[library], strict=True))
+        num_equal = sum(sum(map(lambda a, b: a == b, *pair)) for pair in pairs)
+        share = num_equal / sum(len(library_ids) for _, library_ids in pairs)
         if name == OURS and must_be_same:
             refuse_other_translations(share)
         shares[name] = f"{share:.0%}"

@@ -171,29 +171,29 @@ def run_parser(name: str, description: str) -> argparse.ArgumentParser:
     Returns:
         A parser with run, split and output folder.
     """
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog=f"python -m vanilla_transformer.benchmarks.{name}",
         allow_abbrev=False,
         description=description,
     )
-    made.add_argument("run", metavar="RUN", help="run folder; its corpus is translated")
-    made.add_argument("--split", default="test", help="split to translate (default: %(default)s)")
-    made.add_argument(
+    parser.add_argument("run", metavar="RUN", help="run folder; its corpus is translated")
+    parser.add_argument("--split", default="test", help="split to translate (default: %(default)s)")
+    parser.add_argument(
         "--output_dir",
         type=Path,
         default=Path("runs", name),
         help="output folder (default: %(default)s)",
     )
-    return made
+    return parser
 
 
-def texts_of_run(run: Path, split: str, count: int | None) -> tuple[list[str], list[str]]:
+def texts_of_run(run: Path, split: str, num_sentences: int | None) -> tuple[list[str], list[str]]:
     """Return sentences and references from the corpus of a run.
 
     Args:
         run: Run folder.
         split: Split of the corpus.
-        count: Largest number of sentences; None for all.
+        num_sentences: Largest number of sentences; None for all.
 
     Returns:
         Sources and references.
@@ -202,12 +202,14 @@ def texts_of_run(run: Path, split: str, count: int | None) -> tuple[list[str], l
         ValueError: If there is no such split.
     """
     recipe = read_recipe(run)
-    sides = recipe.source_lang, recipe.target_lang
-    splits = load_translations(recipe.dataset, recipe.name, *sides, recipe.revision)
+    languages = recipe.source_lang, recipe.target_lang
+    splits = load_translations(recipe.dataset, recipe.name, *languages, recipe.revision)
     if split not in splits:
         raise ValueError(f"split must be one of {', '.join(splits)}, got {split!r}.")
-    source, target = texts_of(splits[split].with_format("arrow")[:count], sides, split)
-    return source, target
+    sources, references = texts_of(
+        splits[split].with_format("arrow")[:num_sentences], languages, split
+    )
+    return sources, references
 
 
 @dataclass
@@ -230,38 +232,38 @@ class Batch:
         return int(self.source_lengths.sum() + self.target_lengths.sum())
 
 
-def bucketed_batches(corpus: Corpus, tokens: int, count: int, seed: int) -> list[Batch]:
+def bucketed_batches(corpus: Corpus, tokens: int, num_batches: int, seed: int) -> list[Batch]:
     """Draw batches of sentences of similar length, as in training. Section 5.1.
 
     Args:
         corpus: Corpus of the sentences.
         tokens: Approximate number of tokens in a batch, counted on the longer side of each pair.
-        count: Number of batches.
+        num_batches: Number of batches.
         seed: Seed of the draw.
 
     Returns:
         Batches.
 
     Raises:
-        ValueError: If the corpus has fewer than `count` batches.
+        ValueError: If the corpus has fewer than `num_batches` batches.
     """
-    sides = (corpus.source_lengths, corpus.target_lengths)
-    num_steps = count_steps(int(np.maximum(*sides).sum()), tokens)
-    if num_steps < count:
+    lengths = (corpus.source_lengths, corpus.target_lengths)
+    num_steps = steps_for(int(np.maximum(*lengths).sum()), tokens)
+    if num_steps < num_batches:
         raise ValueError(
-            f"the corpus must have {count} batches of {tokens} tokens, got {num_steps}."
+            f"the corpus must have {num_batches} batches of {tokens} tokens, got {num_steps}."
         )
-    steps = plan_steps(*sides, num_steps, 1, np.random.default_rng(seed))
-    return [_batch(corpus, groups[0]) for groups in steps[:count]]
+    steps = plan_steps(*lengths, num_steps, 1, np.random.default_rng(seed))
+    return [_build_batch(corpus, groups[0]) for groups in steps[:num_batches]]
 
 
-def random_batches(corpus: Corpus, sentences: int, count: int, seed: int) -> list[Batch]:
+def random_batches(corpus: Corpus, num_sentences: int, num_batches: int, seed: int) -> list[Batch]:
     """Draw batches of random sentences, padded to the longest, as most toolkits do.
 
     Args:
         corpus: Corpus of the sentences.
-        sentences: Number of sentences in a batch.
-        count: Number of batches.
+        num_sentences: Number of sentences in a batch.
+        num_batches: Number of batches.
         seed: Seed of the draw.
 
     Returns:
@@ -269,19 +271,19 @@ def random_batches(corpus: Corpus, sentences: int, count: int, seed: int) -> lis
     """
     random = np.random.default_rng(seed)
     return [
-        _batch(corpus, random.choice(len(corpus.rows), sentences, replace=False))
-        for _ in range(count)
+        _build_batch(corpus, random.choice(len(corpus.rows), num_sentences, replace=False))
+        for _ in range(num_batches)
     ]
 
 
-def _batch(corpus: Corpus, numbers: np.ndarray) -> Batch:
+def _build_batch(corpus: Corpus, pair_indices: np.ndarray) -> Batch:
     tokenizer = corpus.tokenizer
-    start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    collator = Collator(tokenizer.pad_token_id, start, len(tokenizer))
+    start_id = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    collator = Collator(tokenizer.pad_token_id, start_id, len(tokenizer))
     return Batch(
-        collator(corpus.rows[numbers]),
-        corpus.source_lengths[numbers],
-        corpus.target_lengths[numbers],
+        collator(corpus.rows[pair_indices]),
+        corpus.source_lengths[pair_indices],
+        corpus.target_lengths[pair_indices],
     )
 
 
@@ -296,24 +298,24 @@ def training_flops(config: VanillaTransformerConfig, batch: Batch) -> float:
         Floating-point operations, forward and backward, without those on padding.
     """
     width, source, target = config.d_model, batch.source_lengths, batch.target_lengths
-    encoder, decoder = config.encoder_layers, config.decoder_layers
+    encoder_layers, decoder_layers = config.encoder_layers, config.decoder_layers
     # multiply-adds with weights; cross-attention projects keys and values from source tokens
-    weights = (
-        encoder * (4 * width**2 + 2 * width * config.encoder_ffn_dim) * source.sum()
-        + decoder * 2 * width**2 * source.sum()
-        + decoder * (6 * width**2 + 2 * width * config.decoder_ffn_dim) * target.sum()
+    weight_products = (
+        encoder_layers * (4 * width**2 + 2 * width * config.encoder_ffn_dim) * source.sum()
+        + decoder_layers * 2 * width**2 * source.sum()
+        + decoder_layers * (6 * width**2 + 2 * width * config.decoder_ffn_dim) * target.sum()
         + config.vocab_size * width * target.sum()
     )
     # query-key pairs of attention; pairs that the causal mask hides count too
-    pairs = encoder * np.square(source).sum()
-    pairs += decoder * (np.square(target) + source * target).sum()
+    attention_pairs = encoder_layers * np.square(source).sum()
+    attention_pairs += decoder_layers * (np.square(target) + source * target).sum()
     # a multiply-add is 2 operations, backward takes twice as many as forward, and each pair takes
     # `width` multiply-adds for its score and `width` for its value
-    return float(6 * weights + 12 * width * pairs)
+    return float(6 * weight_products + 12 * width * attention_pairs)
 
 
 def search_flops(
-    config: VanillaTransformerConfig, source_lengths: Sequence[int], num_beams: int, steps: int
+    config: VanillaTransformerConfig, source_lengths: Sequence[int], num_beams: int, num_steps: int
 ) -> float:
     """Count the useful operations of a search with the same number of steps for each sentence.
 
@@ -321,23 +323,25 @@ def search_flops(
         config: Configuration of the model.
         source_lengths: Number of tokens in each source.
         num_beams: Beam size.
-        steps: Number of tokens in each hypothesis.
+        num_steps: Number of tokens in each hypothesis.
 
     Returns:
         Floating-point operations, without those on padding.
     """
     width, source = config.d_model, np.asarray(source_lengths)
-    encoder, decoder = config.encoder_layers, config.decoder_layers
-    tokens = len(source) * num_beams * steps
+    encoder_layers, decoder_layers = config.encoder_layers, config.decoder_layers
+    num_tokens = len(source) * num_beams * num_steps
     # multiply-adds and query-key pairs, as in `training_flops`
-    weights = (
-        encoder * (4 * width**2 + 2 * width * config.encoder_ffn_dim) * source.sum()
-        + decoder * 2 * width**2 * source.sum()
-        + decoder * (6 * width**2 + 2 * width * config.decoder_ffn_dim) * tokens
-        + config.vocab_size * width * tokens
+    weight_products = (
+        encoder_layers * (4 * width**2 + 2 * width * config.encoder_ffn_dim) * source.sum()
+        + decoder_layers * 2 * width**2 * source.sum()
+        + decoder_layers * (6 * width**2 + 2 * width * config.decoder_ffn_dim) * num_tokens
+        + config.vocab_size * width * num_tokens
     )
-    pairs = encoder * np.square(source).sum()
+    attention_pairs = encoder_layers * np.square(source).sum()
     # with the KV cache, step t of a hypothesis attends to t target positions
-    past = len(source) * num_beams * steps * (steps + 1) / 2
-    pairs += decoder * (num_beams * steps * source.sum() + past)
-    return float(2 * weights + 4 * width * pairs)
+    self_attention_pairs = len(source) * num_beams * num_steps * (num_steps + 1) / 2
+    attention_pairs += decoder_layers * (
+        num_beams * num_steps * source.sum() + self_attention_pairs
+    )
+    return float(2 * weight_products + 4 * width * attention_pairs)

@@ -88,9 +88,9 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
         return
     name = argv[0]
     if name not in STUDIES:
-        known = closest_name(name, list(STUDIES))
+        suggestion = closest_name(name, list(STUDIES))
         raise ValueError(
-            f"NAME must be a study of the paper, got {name!r}.{known} "
+            f"NAME must be a study of the paper, got {name!r}.{suggestion} "
             f"The studies are {', '.join(STUDIES)}."
         )
     from .study import show_study

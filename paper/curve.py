@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # label of the axis in the picture, by name in metrics.jsonl
-PANELS = {
+AXIS_LABELS = {
     "learning_rate": "learning rate",
     "tokens_per_second": "target tokens per second",
     "grad_norm": "gradient norm",
@@ -47,8 +47,8 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         ValueError: If a folder has no logged loss.
     """
     metrics = {run: read_metrics(Path(run)) for run in dict.fromkeys(flags.runs)}
-    trained = {run: logged_values(lines, "loss") for run, lines in metrics.items()}
-    for run, (steps, _) in trained.items():
+    training_losses = {run: logged(lines, "loss") for run, lines in metrics.items()}
+    for run, (steps, _) in training_losses.items():
         if not steps:
             raise ValueError(
                 f"RUN must be a run folder with training losses in {METRICS_FILE}, got {run} "
@@ -77,7 +77,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         figure=draw_curves(metrics),
         message="; ".join(
             f"{run}: training loss {losses[0]:.2f} at first, {losses[-1]:.2f} at step {steps[-1]:,}"
-            for run, (steps, losses) in trained.items()
+            for run, (steps, losses) in training_losses.items()
         ),
     )
 
@@ -92,57 +92,74 @@ def draw_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
         The picture with four plots.
     """
     figure, all_axes = new_figure(11.0, 7.0, 2, 2)
-    losses, *others = all_axes.flat
+    loss_axes, *other_axes = all_axes.flat
     for run, lines in metrics.items():
-        plot_losses(losses, lines, run)
-        for axes, (name, label) in zip(others, PANELS.items(), strict=True):
-            axes.plot(*logged_values(lines, name), label=run)
+        plot_losses(loss_axes, lines, run)
+        for axes, (name, label) in zip(other_axes, AXIS_LABELS.items(), strict=True):
+            axes.plot(*logged(lines, name), label=run)
             axes.set_xlabel("step")
             axes.set_ylabel(label)
             axes.grid(alpha=0.3)
-    for axes in others:
+    for axes in other_axes:
         axes.set_ylim(bottom=0.0)
-    losses.legend(fontsize=8)
+    loss_axes.legend(fontsize=8)
     if len(metrics) > 1:
-        others[0].legend(fontsize=8)
+        other_axes[0].legend(fontsize=8)
     return figure
 
 
 def _row(run: str, lines: Sequence[Mapping[str, Any]]) -> list[Any]:
-    steps, losses = logged_values(lines, "loss")
-    floor = None
+    steps, losses = logged(lines, "loss")
+    lower_bound = None
     if (Path(run) / RECIPE_FILE).is_file():
         recipe = read_recipe(Path(run))
         vocab_size = vocabulary_size(Path(run), recipe)
         if vocab_size is not None:
-            floor = least_loss(vocab_size, recipe.label_smoothing)
-    evaluated = list(zip(*logged_values(lines, "validation_loss"), strict=True))
-    at, lowest = min(evaluated, key=lambda point: point[1], default=(None, None))
+            lower_bound = least_loss(vocab_size, recipe.label_smoothing)
+    validation_points = list(zip(*logged(lines, "validation_loss"), strict=True))
+    lowest_step, lowest_loss = min(
+        validation_points, key=lambda point: point[1], default=(None, None)
+    )
     return [
         run,
         steps[-1],
         losses[0],
         losses[-1],
-        floor,
-        lowest,
-        None if lowest is None else perplexity(lowest),
-        at,
-        statistics.median(logged_values(lines, "tokens_per_second")[1] or [0.0]),
-        max(logged_values(lines, "grad_norm")[1], default=None),
+        lower_bound,
+        lowest_loss,
+        None if lowest_loss is None else perplexity(lowest_loss),
+        lowest_step,
+        statistics.median(logged(lines, "tokens_per_second")[1] or [0.0]),
+        max(logged(lines, "grad_norm")[1], default=None),
     ]
 
 
 def _findings(row: Sequence[Any]) -> str:
-    run, last, first_loss, last_loss, floor, lowest, lowest_perplexity, at, speed, _ = row
+    (
+        run,
+        last_step,
+        first_loss,
+        last_loss,
+        lower_bound,
+        lowest_loss,
+        lowest_perplexity,
+        lowest_step,
+        speed,
+        _,
+    ) = row
     sentences = [
-        f"The training loss of {run} goes from {first_loss:.3f} to {last_loss:.3f} in {last:,} "
-        "steps"
-        + ("." if floor is None else f"; its smoothed targets allow no loss below {floor:.3f}.")
+        f"The training loss of {run} goes from {first_loss:.3f} to {last_loss:.3f} in "
+        f"{last_step:,} steps"
+        + (
+            "."
+            if lower_bound is None
+            else f"; its smoothed targets allow no loss below {lower_bound:.3f}."
+        )
     ]
-    if lowest is not None:
+    if lowest_loss is not None:
         sentences.append(
-            f"The lowest validation loss is {lowest:.3f} at step {at:,}, a perplexity of "
-            f"{lowest_perplexity:.2f}."
+            f"The lowest validation loss is {lowest_loss:.3f} at step {lowest_step:,}, a "
+            f"perplexity of {lowest_perplexity:.2f}."
         )
     sentences.append(f"The median speed is {speed:,.0f} target tokens per second.")
     return " ".join(sentences)

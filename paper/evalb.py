@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .trees import EMPTY_TAG, TOP, Bracket, Tree
 
 # EVALB does not count words with these tags or brackets with these labels
-DELETED = (TOP, EMPTY_TAG, ",", ":", "``", "''", ".")
+UNCOUNTED_LABELS = (TOP, EMPTY_TAG, ",", ":", "``", "''", ".")
 # pairs of labels that EVALB treats as one label, the second
 EQUAL_LABELS = {"PRT": "ADVP"}
 
@@ -78,7 +78,9 @@ def scored_words(tree: Tree) -> list[str]:
     Returns:
         Words that count, in order.
     """
-    return [word for word, tag in zip(tree.words, tree.tags, strict=True) if tag not in DELETED]
+    return [
+        word for word, tag in zip(tree.words, tree.tags, strict=True) if tag not in UNCOUNTED_LABELS
+    ]
 
 
 def scored_brackets(tree: Tree) -> list[Bracket | None]:
@@ -94,13 +96,17 @@ def scored_brackets(tree: Tree) -> list[Bracket | None]:
     # for each position in the sentence, the number of words before it that count
     positions = [0]
     for tag in tree.tags:
-        positions.append(positions[-1] + (tag not in DELETED))
-    found = []
+        positions.append(positions[-1] + (tag not in UNCOUNTED_LABELS))
+    counted_brackets = []
     for label, start, end in tree.brackets:
-        bare = re.split("[-=]", label)[0]
-        bracket = Bracket(EQUAL_LABELS.get(bare, bare), positions[start], positions[end])
-        found.append(None if bare in DELETED or bracket.start == bracket.end else bracket)
-    return found
+        bare_label = re.split("[-=]", label)[0]
+        bracket = Bracket(
+            EQUAL_LABELS.get(bare_label, bare_label), positions[start], positions[end]
+        )
+        counted_brackets.append(
+            None if bare_label in UNCOUNTED_LABELS or bracket.start == bracket.end else bracket
+        )
+    return counted_brackets
 
 
 def matches(gold: Tree, predicted: Tree) -> list[bool]:
@@ -113,13 +119,13 @@ def matches(gold: Tree, predicted: Tree) -> list[bool]:
     Returns:
         For each bracket of the predicted tree, whether it counts and matches.
     """
-    left = Counter(scored_brackets(gold))
-    del left[None]
-    found = []
+    unmatched = Counter(scored_brackets(gold))
+    del unmatched[None]
+    is_match = []
     for bracket in scored_brackets(predicted):
-        found.append(left[bracket] > 0)
-        left[bracket] -= found[-1]
-    return found
+        is_match.append(unmatched[bracket] > 0)
+        unmatched[bracket] -= is_match[-1]
+    return is_match
 
 
 def score_sentence(gold: Tree, predicted: Tree | None) -> SentenceScore:
@@ -137,14 +143,17 @@ def score_sentence(gold: Tree, predicted: Tree | None) -> SentenceScore:
         return SentenceScore("error", gold=len(gold_brackets))
     if not scored_words(predicted):
         return SentenceScore("skipped")
-    brackets = [bracket for bracket in scored_brackets(predicted) if bracket is not None]
-    crossing = sum(any(_cross(one, other) for other in gold_brackets) for one in brackets)
+    predicted_brackets = [bracket for bracket in scored_brackets(predicted) if bracket is not None]
+    crossing = sum(
+        any(_cross(bracket, gold_bracket) for gold_bracket in gold_brackets)
+        for bracket in predicted_brackets
+    )
     matched = sum(matches(gold, predicted))
-    return SentenceScore("valid", matched, len(gold_brackets), len(brackets), crossing)
+    return SentenceScore("valid", matched, len(gold_brackets), len(predicted_brackets), crossing)
 
 
-def _cross(one: Bracket, other: Bracket) -> bool:
-    first, second = sorted((one, other), key=lambda bracket: bracket.start)
+def _cross(left: Bracket, right: Bracket) -> bool:
+    first, second = sorted((left, right), key=lambda bracket: bracket.start)
     return first.start < second.start < first.end < second.end
 
 
@@ -163,19 +172,19 @@ def score_corpus(scores: Iterable[SentenceScore], leave_out_errors: bool = False
     """
     scores = list(scores)
     statuses = Counter(score.status for score in scores)
-    counted = [
+    counted_scores = [
         score
         for score in scores
         if score.status == "valid" or (score.status == "error" and not leave_out_errors)
     ]
-    matched = sum(score.matched for score in counted)
-    gold = sum(score.gold for score in counted)
-    predicted = sum(score.predicted for score in counted)
+    matched = sum(score.matched for score in counted_scores)
+    gold = sum(score.gold for score in counted_scores)
+    predicted = sum(score.predicted for score in counted_scores)
     recall = 100 * matched / max(gold, 1)
     precision = 100 * matched / max(predicted, 1)
-    complete = sum(
+    num_complete = sum(
         score.status == "valid" and score.matched == score.gold == score.predicted
-        for score in counted
+        for score in counted_scores
     )
     return CorpusScore(
         sentences=len(scores),
@@ -188,6 +197,6 @@ def score_corpus(scores: Iterable[SentenceScore], leave_out_errors: bool = False
         precision=precision,
         # equal to 2 r p / (r + p), but without a division by zero if nothing matches
         f1=200 * matched / max(gold + predicted, 1),
-        complete=100 * complete / max(len(counted), 1),
-        crossing=sum(score.crossing for score in counted) / max(statuses["valid"], 1),
+        complete=100 * num_complete / max(len(counted_scores), 1),
+        crossing=sum(score.crossing for score in counted_scores) / max(statuses["valid"], 1),
     )

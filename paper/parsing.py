@@ -56,10 +56,12 @@ class TreeConstraint(LogitsProcessor):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, num_words: Tensor, limits: Tensor):
         device = num_words.device
-        labels = _labels(tokenizer)
-        names = [f"{kind}{label}" for kind in "()" for label in labels]
-        ids = tokenizer.convert_tokens_to_ids([symbol_token(name) for name in [WORD, *names]])
-        self.word, self.end = ids[0], tokenizer.eos_token_id
+        labels = _bracket_labels(tokenizer)
+        bracket_names = [f"{kind}{label}" for kind in "()" for label in labels]
+        ids = tokenizer.convert_tokens_to_ids(
+            [symbol_token(symbol) for symbol in [WORD, *bracket_names]]
+        )
+        self.word_id, self.end_id = ids[0], tokenizer.eos_token_id
         # token ids of the opening bracket and of the closing bracket of each label, [2, labels]
         self.brackets = torch.tensor(ids[1:], device=device).view(2, -1)
         # index of the label that each token opens (row 0) or closes (row 1), -1 for none, [2, V]
@@ -68,13 +70,13 @@ class TreeConstraint(LogitsProcessor):
             1, self.brackets, torch.arange(len(labels), device=device).repeat(2, 1)
         )
         self.num_words, self.limits = num_words, limits
-        short = limits < num_words + TOKENS_BESIDE_WORDS
-        if short.any():
+        is_too_short = limits < num_words + TOKENS_BESIDE_WORDS
+        if is_too_short.any():
             raise ValueError(
                 "the limit of a tree must be at least "
-                f"{int(num_words[short][0]) + TOKENS_BESIDE_WORDS} tokens, for its words, one pair "
-                f"of brackets and the end token, got {int(limits[short][0])}; raise "
-                "max_extra_tokens."
+                f"{int(num_words[is_too_short][0]) + TOKENS_BESIDE_WORDS} tokens, for its words, "
+                f"one pair of brackets and the end token, got {int(limits[is_too_short][0])}; "
+                "raise max_extra_tokens."
             )
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -90,32 +92,38 @@ class TreeConstraint(LogitsProcessor):
         num_beams = input_ids.shape[0] // self.num_words.shape[0]
         num_words = self.num_words.repeat_interleave(num_beams)  # [R]
         limits = self.limits.repeat_interleave(num_beams)
-        opened, closed = self.labels[:, input_ids]  # [R, T]
-        opens, closes, is_word = opened >= 0, closed >= 0, input_ids == self.word
-        depth = (opens.int() - closes.int()).cumsum(dim=1)
-        current = depth[:, -1]  # [R]
+        opened_labels, closed_labels = self.labels[:, input_ids]  # [R, T]
+        is_opening, is_closing, is_word = (
+            opened_labels >= 0,
+            closed_labels >= 0,
+            input_ids == self.word_id,
+        )
+        depth = (is_opening.int() - is_closing.int()).cumsum(dim=1)
+        current_depth = depth[:, -1]  # [R]
         # the innermost open bracket is the last bracket whose opening led to the current depth
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        candidates = opens & (depth == current[:, None])
-        innermost = torch.where(candidates, positions, -1).amax(dim=1).clamp(min=0)
-        label = opened.gather(1, innermost[:, None]).clamp(min=0)  # [R, 1]
+        is_candidate = is_opening & (depth == current_depth[:, None])
+        innermost = torch.where(is_candidate, positions, -1).amax(dim=1).clamp(min=0)
+        innermost_label = opened_labels.gather(1, innermost[:, None]).clamp(min=0)  # [R, 1]
 
         words_left = num_words - is_word.sum(dim=1)
-        used = (opens | closes | is_word).sum(dim=1)
+        num_used = (is_opening | is_closing | is_word).sum(dim=1)
         # a new bracket needs two tokens; the words left, the open brackets and the end token follow
-        has_room = limits - used >= 2 + words_left + current + 1
-        may_open = (words_left > 0) & ((current > 0) | (used == 0)) & has_room
-        may_close = (current > 0) & ~opens[:, -1] & ((current > 1) | (words_left <= 0))
+        has_room = limits - num_used >= 2 + words_left + current_depth + 1
+        may_open = (words_left > 0) & ((current_depth > 0) | (num_used == 0)) & has_room
+        may_close = (
+            (current_depth > 0) & ~is_opening[:, -1] & ((current_depth > 1) | (words_left <= 0))
+        )
 
         allowed = torch.zeros_like(scores, dtype=torch.bool)
         allowed[:, self.brackets[0]] = may_open[:, None]
-        allowed[:, self.word] = (current > 0) & (words_left > 0)
-        allowed.scatter_(1, self.brackets[1][label], may_close[:, None])
-        allowed[:, self.end] = (current == 0) & (used > 0)
+        allowed[:, self.word_id] = (current_depth > 0) & (words_left > 0)
+        allowed.scatter_(1, self.brackets[1][innermost_label], may_close[:, None])
+        allowed[:, self.end_id] = (current_depth == 0) & (num_used > 0)
         return scores.masked_fill(~allowed, -torch.inf)
 
 
-def _labels(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def _bracket_labels(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     symbols = set(getattr(tokenizer, "symbols", []))
     labels = sorted(name[1:] for name in symbols if name[0] == "(" and f"){name[1:]}" in symbols)
     if WORD not in symbols or not labels:
@@ -169,11 +177,14 @@ def parse(
         ValueError: If the model was not trained on trees, or a limit is too low for a tree.
     """
     if constrained:
-        _labels(tokenizer)
-    extra = getattr(model.generation_config, "max_extra_tokens", None)
-    search = {"max_extra_tokens": MAX_EXTRA_TOKENS if extra is None else extra, **search}
-    kind = ParsingPipeline if constrained else TranslationPipeline
-    pipeline = kind(model, tokenizer, device=model.device)
+        _bracket_labels(tokenizer)
+    max_extra_tokens = getattr(model.generation_config, "max_extra_tokens", None)
+    search = {
+        "max_extra_tokens": MAX_EXTRA_TOKENS if max_extra_tokens is None else max_extra_tokens,
+        **search,
+    }
+    pipeline_class = ParsingPipeline if constrained else TranslationPipeline
+    pipeline = pipeline_class(model, tokenizer, device=model.device)
     texts = (" ".join(words) for words in sentences)
     for translations in pipeline(texts, batch_size=batch_size, **search):
         yield translations[0]["translation_text"].split(" ")
@@ -201,38 +212,47 @@ def prepare_treebank(
     Raises:
         ValueError: If a file cannot be read or is not a treebank, or a split has no tree.
     """
-    read = {
+    original_trees = {
         split: list(read_trees(paths)) if paths else []
         for split, paths in zip(SPLITS, (train, validation, test), strict=True)
     }
     if not validation:
-        first = len(read["train"]) - round(VALIDATION_SHARE * len(read["train"]))
-        read["train"], read["validation"] = read["train"][:first], read["train"][first:]
+        all_trees = original_trees["train"]
+        num_train = len(all_trees) - round(VALIDATION_SHARE * len(all_trees))
+        original_trees["train"], original_trees["validation"] = (
+            all_trees[:num_train],
+            all_trees[num_train:],
+        )
     # the test split is optional, because training does not use it
-    wanted = SPLITS if test else SPLITS[:-1]
-    counts = {split: Counter(dict.fromkeys(COUNTS, 0)) for split in wanted}
-    trees = {split: list(_cleaned(read[split], found)) for split, found in counts.items()}
-    for split, cleaned in trees.items():
-        if not cleaned:
+    written_splits = SPLITS if test else SPLITS[:-1]
+    counts = {split: Counter(dict.fromkeys(COUNTS, 0)) for split in written_splits}
+    trees = {
+        split: list(_clean_trees(original_trees[split], split_counts))
+        for split, split_counts in counts.items()
+    }
+    for split, split_trees in trees.items():
+        if not split_trees:
             raise ValueError(f"{split} must have at least one tree, got none.")
     folder.mkdir(parents=True, exist_ok=True)
-    for split, found in counts.items():
+    for split, split_counts in counts.items():
         paths = [folder / f"{split}.{language}" for language in (SOURCE_LANG, TARGET_LANG)]
         with ExitStack() as stack:
             files = [stack.enter_context(path.open("w", encoding="utf-8")) for path in paths]
             for tree in trees[split]:
                 tokens = linearize(tree)
-                for file, parts in zip(files, (tree.words, tokens), strict=True):
-                    file.write(" ".join(parts) + "\n")
-                found["trees"] += 1
-                found["words"] += len(tree.words)
-                found["brackets"] += len(tree.brackets)
-                found["longest sentence"] = max(found["longest sentence"], len(tree.words))
-                found["longest tree"] = max(found["longest tree"], len(tokens))
+                for file, line_words in zip(files, (tree.words, tokens), strict=True):
+                    file.write(" ".join(line_words) + "\n")
+                split_counts["trees"] += 1
+                split_counts["words"] += len(tree.words)
+                split_counts["brackets"] += len(tree.brackets)
+                split_counts["longest sentence"] = max(
+                    split_counts["longest sentence"], len(tree.words)
+                )
+                split_counts["longest tree"] = max(split_counts["longest tree"], len(tokens))
     return counts
 
 
-def _cleaned(trees: Iterable[Tree], counts: Counter) -> Iterator[Tree]:
+def _clean_trees(trees: Iterable[Tree], counts: Counter) -> Iterator[Tree]:
     for tree in trees:
         cleaned = clean(tree, counts)
         counts["trees without a word"] += cleaned is None

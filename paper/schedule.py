@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # number of points of a curve
-POINTS = 400
+CURVE_POINTS = 400
 
 
 class Schedule(NamedTuple):
@@ -40,9 +40,10 @@ def draw_schedules(schedules: Mapping[str, Schedule]) -> "Figure":
     """
     figure, axes = new_figure(7.0, 4.0)
     for name, schedule in schedules.items():
-        last = schedule.max_steps
-        steps = {1, last, *range(1, last + 1, max(1, last // POINTS))}
-        steps |= {schedule.warmup_steps} if schedule.warmup_steps <= last else set()
+        last_step = schedule.max_steps
+        steps = {1, last_step, *range(1, last_step + 1, max(1, last_step // CURVE_POINTS))}
+        if schedule.warmup_steps <= last_step:
+            steps.add(schedule.warmup_steps)
         axes.plot(sorted(steps), list(map(schedule.rate, sorted(steps))), label=name)
     axes.set_xlabel("step")
     axes.set_ylabel("learning rate")
@@ -88,16 +89,18 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
             config.learning_rate_factor,
             config.max_steps,
         )
-    peaks = {recipe: schedule.rate(schedule.warmup_steps) for recipe, schedule in schedules.items()}
-    highest = max(peaks, key=peaks.__getitem__)
+    peak_rates = {
+        recipe: schedule.rate(schedule.warmup_steps) for recipe, schedule in schedules.items()
+    }
+    highest_recipe = max(peak_rates, key=peak_rates.__getitem__)
     yield Section(
         name="schedule",
         title="Learning rate at each step",
         finding="The learning rate rises linearly during warm-up, while Adam's estimates of the "
         "moments are rough. Then it falls with the inverse square root of the step. It is "
         "proportional to the inverse square root of d_model, so a wider model gets a lower "
-        f"learning rate. {highest} has the highest learning rate here, {peaks[highest]:.2e} at "
-        f"step {schedules[highest].warmup_steps:,}.",
+        f"learning rate. {highest_recipe} has the highest learning rate here, "
+        f"{peak_rates[highest_recipe]:.2e} at step {schedules[highest_recipe].warmup_steps:,}.",
         columns=(
             "recipe",
             "d_model",
@@ -108,7 +111,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
             "last learning rate",
         ),
         rows=[
-            [recipe, *schedule, peaks[recipe], schedule.rate(schedule.max_steps)]
+            [recipe, *schedule, peak_rates[recipe], schedule.rate(schedule.max_steps)]
             for recipe, schedule in schedules.items()
         ],
         figure=draw_schedules(schedules),

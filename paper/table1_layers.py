@@ -20,9 +20,9 @@ from ..modeling_vanilla_transformer import scaled_dot_product_attention
 # width of a head, as in the base model: a wider layer has more heads
 D_K = 64
 # smallest number of timed runs of a layer; the fastest run counts, because it was disturbed least
-TRIES = 5
+MIN_RUNS = 5
 # smallest total time of these runs, so that a fast layer runs more often
-LEAST_SECONDS = 0.25
+MIN_SECONDS = 0.25
 # width of the layers whose path lengths are measured
 PATH_WIDTH = 8
 
@@ -47,7 +47,7 @@ class Kind(NamedTuple):
     saved_exponents: tuple[int, int]
 
 
-def heads_of(x: Tensor) -> Tensor:
+def split_heads(x: Tensor) -> Tensor:
     """Split a sequence into heads of the paper's width.
 
     Args:
@@ -68,7 +68,7 @@ def self_attention(x: Tensor) -> Tensor:
     Returns:
         Attention output, [1, n, d].
     """
-    heads = heads_of(x)
+    heads = split_heads(x)
     return scaled_dot_product_attention(heads, heads, heads, None)[0].transpose(1, 2).flatten(2)
 
 
@@ -81,7 +81,7 @@ def fused_self_attention(x: Tensor) -> Tensor:
     Returns:
         Attention output, [1, n, d].
     """
-    heads = heads_of(x)
+    heads = split_heads(x)
     return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
 
 
@@ -96,17 +96,17 @@ def restricted_self_attention(x: Tensor, neighbourhood: int) -> Tensor:
     Returns:
         Attention output, [1, n, d].
     """
-    n, side = x.shape[1], neighbourhood // 2
+    n, side_width = x.shape[1], neighbourhood // 2
     query = x[0].unflatten(-1, (-1, min(D_K, x.shape[-1])))  # [n, h, d_k]
     # unfold returns the windows as a view, so no key is copied
-    padded = F.pad(query, (0, 0, 0, 0, side, side))
+    padded = F.pad(query, (0, 0, 0, 0, side_width, side_width))
     windows = padded.unfold(0, neighbourhood, 1)  # [n, h, d_k, r]
     positions = torch.arange(n, device=x.device)[:, None] + torch.arange(
-        -side, side + 1, device=x.device
+        -side_width, side_width + 1, device=x.device
     )  # [n, r]
-    outside = (positions < 0) | (positions >= n)
+    is_outside = (positions < 0) | (positions >= n)
     scores = query[:, :, None] @ windows / math.sqrt(query.shape[-1])  # [n, h, 1, r]
-    weights = scores.masked_fill(outside[:, None, None], -math.inf).softmax(dim=-1)
+    weights = scores.masked_fill(is_outside[:, None, None], -math.inf).softmax(dim=-1)
     return (weights @ windows.transpose(-2, -1)).flatten(1)[None]
 
 
@@ -167,7 +167,7 @@ class Convolution(nn.Module):
 
     def __init__(self, d: int, kernel: int, dilation: int = 1):
         super().__init__()
-        self.before = dilation * (kernel - 1)
+        self.left_padding = dilation * (kernel - 1)
         self.layer = nn.Conv1d(d, d, kernel, dilation=dilation)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class Convolution(nn.Module):
         Returns:
             Output, [1, n, d].
         """
-        return self.layer(F.pad(x.transpose(1, 2), (self.before, 0))).transpose(1, 2)
+        return self.layer(F.pad(x.transpose(1, 2), (self.left_padding, 0))).transpose(1, 2)
 
 
 KINDS = {
@@ -240,74 +240,76 @@ def measure(kind: str, n: int, d: int, kernel: int, neighbourhood: int, device: 
     # count on the meta device, where torch also sees the operations inside fused kernels. A
     # recurrence is the exception: each of its steps takes milliseconds on the meta device, and on a
     # CPU it has no fused kernel
-    counting = "cpu" if kind == RECURRENT else "meta"
-    with torch.device(counting), torch.no_grad(), FlopCounterMode(display=False) as counter:
+    counting_device = "cpu" if kind == RECURRENT else "meta"
+    with torch.device(counting_device), torch.no_grad(), FlopCounterMode(display=False) as counter:
         build(d, kernel, neighbourhood)(torch.empty(1, n, d))
     with torch.device(device):
         layer = build(d, kernel, neighbourhood)
         x = torch.randn(1, n, d)
-    seconds = _seconds(layer, x)
+    seconds = _measure_seconds(layer, x)
     weights = layer.parameters() if isinstance(layer, nn.Module) else ()
-    known = {weight.untyped_storage().data_ptr() for weight in weights}
+    weight_addresses = {weight.untyped_storage().data_ptr() for weight in weights}
     x.requires_grad_()
-    saved_bytes = count_saved_bytes(layer, x, known)
+    saved_bytes = count_saved_bytes(layer, x, weight_addresses)
     peak = None
     if x.is_cuda:
-        before = torch.cuda.memory_allocated()
+        allocated_before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         layer(x).sum().backward()
-        peak = torch.cuda.max_memory_allocated() - before
+        peak = torch.cuda.max_memory_allocated() - allocated_before
     return Cost(counter.get_total_flops(), seconds, saved_bytes, peak)
 
 
 @torch.inference_mode()
-def _seconds(layer: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    found: list[float] = []
-    threads = torch.get_num_threads()
+def _measure_seconds(layer: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    run_seconds: list[float] = []
+    num_threads = torch.get_num_threads()
     # measure the CPU time of a single thread, so that other programs have no effect
     torch.set_num_threads(1)
     try:
         layer(x)
-        while len(found) < TRIES or sum(found) < LEAST_SECONDS:
-            started = _now(x)
+        while len(run_seconds) < MIN_RUNS or sum(run_seconds) < MIN_SECONDS:
+            started = _read_clock(x)
             layer(x)
-            found.append(_now(x) - started)
+            run_seconds.append(_read_clock(x) - started)
     finally:
-        torch.set_num_threads(threads)
-    return min(found)
+        torch.set_num_threads(num_threads)
+    return min(run_seconds)
 
 
-def _now(x: Tensor) -> float:
+def _read_clock(x: Tensor) -> float:
     if not x.is_cuda:
         return time.process_time()
     torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def count_saved_bytes(layer: Callable[[Tensor], Tensor], x: Tensor, weights: set[int]) -> int:
+def count_saved_bytes(
+    layer: Callable[[Tensor], Tensor], x: Tensor, weight_addresses: set[int]
+) -> int:
     """Count the bytes that a forward pass saves for the backward pass; shared memory counts once.
 
     Args:
         layer: Layer to run.
         x: Input that requires a gradient.
-        weights: Memory addresses of the weights, which are not counted.
+        weight_addresses: Memory addresses of the weights, which are not counted.
 
     Returns:
         Number of bytes, including those of the input if the layer saves its input.
     """
-    sizes: dict[int, int] = {}
+    sizes_by_address: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def record_size(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            sizes[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in weight_addresses:
+            sizes_by_address[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with saved_tensors_hooks(note, lambda tensor: tensor):
+    with saved_tensors_hooks(record_size, lambda tensor: tensor):
         # the output keeps the saved tensors alive, so no two of them can have the same address
         output = layer(x)
     del output
-    return sum(sizes.values())
+    return sum(sizes_by_address.values())
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
@@ -320,7 +322,10 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
     Returns:
         The exponent: the slope of the logarithms.
     """
-    x, y = (torch.tensor(numbers, dtype=torch.float64).log() for numbers in (sizes, values))
+    x, y = (
+        torch.tensor(values_of_axis, dtype=torch.float64).log()
+        for values_of_axis in (sizes, values)
+    )
     x = x - x.mean()
     return float((x * y).sum() / (x * x).sum())
 
@@ -335,19 +340,19 @@ def longest_chain(output: Tensor) -> int:
         Number of operations on the longest path back to a leaf.
     """
     depth: dict[Node, int] = {}
-    last: Any = output.grad_fn
-    stack: list[Node] = [last]
+    last_node: Any = output.grad_fn
+    stack: list[Node] = [last_node]
     while stack:
         node = stack[-1]
-        before = [other for other, _ in node.next_functions if other is not None]
-        missing = [other for other in before if other not in depth]
-        if missing:
-            stack += missing
+        inputs = [input_node for input_node, _ in node.next_functions if input_node is not None]
+        unvisited_inputs = [input_node for input_node in inputs if input_node not in depth]
+        if unvisited_inputs:
+            stack += unvisited_inputs
             continue
         # a leaf has depth 0: its node only accumulates the gradient and is not an operation
-        depth[node] = 1 + max((depth[other] for other in before), default=-1)
+        depth[node] = 1 + max((depth[input_node] for input_node in inputs), default=-1)
         stack.pop()
-    return depth[last]
+    return depth[last_node]
 
 
 def layers_to_connect(n: int, layer_at: Callable[[int], Callable[[Tensor], Tensor]]) -> int:
@@ -363,12 +368,12 @@ def layers_to_connect(n: int, layer_at: Callable[[int], Callable[[Tensor], Tenso
         first input is not zero.
     """
     x = torch.randn(1, n, PATH_WIDTH, dtype=torch.float64, requires_grad=True)
-    y, layers = x, 0
+    y, num_layers = x, 0
     while True:
-        y, layers = layer_at(layers)(y), layers + 1
+        y, num_layers = layer_at(num_layers)(y), num_layers + 1
         (gradient,) = torch.autograd.grad(y[0, -1].sum(), x, retain_graph=True)
         if gradient[0, 0].count_nonzero():
-            return layers
+            return num_layers
 
 
 def states_to_connect(n: int) -> int:
@@ -384,13 +389,13 @@ def states_to_connect(n: int) -> int:
     cell = nn.GRUCell(PATH_WIDTH, PATH_WIDTH, dtype=torch.float64)
     inputs = torch.randn(n, 1, PATH_WIDTH, dtype=torch.float64).requires_grad_().unbind()
     inputs[0].retain_grad()
-    state, passed = torch.zeros(1, PATH_WIDTH, dtype=torch.float64), []
+    state, has_gradient = torch.zeros(1, PATH_WIDTH, dtype=torch.float64), []
     for x in inputs:
         state = cell(x, state)
-        state.register_hook(lambda gradient: passed.append(gradient.count_nonzero()))
+        state.register_hook(lambda gradient: has_gradient.append(gradient.count_nonzero()))
     state.sum().backward()
     gradient: Any = inputs[0].grad
-    return sum(map(bool, passed)) if gradient.count_nonzero() else 0
+    return sum(map(bool, has_gradient)) if gradient.count_nonzero() else 0
 
 
 def path_lengths(n: int, kernel: int, neighbourhood: int) -> dict[str, tuple[int, int]]:
@@ -405,25 +410,25 @@ def path_lengths(n: int, kernel: int, neighbourhood: int) -> dict[str, tuple[int
         Measured and computed number of operations from the first position to the last, by kind.
     """
 
-    def convolution(dilation: int) -> Convolution:
+    def build_convolution(dilation: int) -> Convolution:
         return Convolution(PATH_WIDTH, kernel, dilation).double()
 
-    side = neighbourhood // 2
+    side_width = neighbourhood // 2
     return {
         "self-attention": (layers_to_connect(n, lambda _: self_attention), 1),
         "recurrent": (states_to_connect(n), n),
         "convolutional": (
-            layers_to_connect(n, lambda _: convolution(1)),
+            layers_to_connect(n, lambda _: build_convolution(1)),
             math.ceil((n - 1) / (kernel - 1)),
         ),
         # with the dilations 1, k, k^2, ... the receptive field of a stack is k^layers positions
         f"convolutional{DILATED}": (
-            layers_to_connect(n, lambda layer: convolution(kernel**layer)),
-            next(layers for layers in range(1, n) if kernel**layers >= n),
+            layers_to_connect(n, lambda layer_index: build_convolution(kernel**layer_index)),
+            next(num_layers for num_layers in range(1, n) if kernel**num_layers >= n),
         ),
         "restricted attention": (
             layers_to_connect(n, lambda _: lambda x: restricted_self_attention(x, neighbourhood)),
-            math.ceil((n - 1) / side),
+            math.ceil((n - 1) / side_width),
         ),
     }
 

@@ -70,12 +70,12 @@ TRAININGS = (
     Training("paper-big", "paper-big-en-fr", TRANSFORMERS[1], 3.5 * 24, 1.0),
 )
 # number of P100 GPUs. Section 5.2
-GPUS = 8
+NUM_GPUS = 8
 # sustained single-precision speed of a P100. Section 6.1, footnote
 TFLOPS_PER_GPU = 9.5
 TERA = 1e12
 # a product in the forward pass needs two more products of the same size in the backward pass
-PASSES = 3
+TRAINING_FACTOR = 3
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -112,20 +112,20 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     """
     if flags.sentence_length < 1:
         raise ValueError(f"sentence_length must be at least 1, got {flags.sentence_length}.")
-    counted = {
+    flops_by_part = {
         training.system.name: training_flops(load_config(training.recipe), flags.sentence_length)
         for training in TRAININGS
     }
-    yield _work_section(counted, flags.sentence_length)
+    yield _work_section(flops_by_part, flags.sentence_length)
     runs = scored_runs(flags.results, flags.sentence_length)
-    ours = {name: sum(parts.values()) for name, parts in counted.items()}
-    french = {
+    our_flops = {name: sum(parts.values()) for name, parts in flops_by_part.items()}
+    our_french_flops = {
         training.system.name: sum(
             training_flops(load_config(training.french_recipe), flags.sentence_length).values()
         )
         for training in TRAININGS
     }
-    yield _table_section(ours, french, runs)
+    yield _table_section(our_flops, our_french_flops, runs)
     yield _runs_section(runs)
 
 
@@ -150,7 +150,7 @@ def training_flops(config: TrainConfig, sentence_length: int) -> dict[str, float
         "encoder": flops_per_token(model.get_encoder()),
         "decoder": flops_per_token(model.get_decoder()),
         "output projection": flops_per_token(nn.ModuleList([model.lm_head])),
-        "attention itself": PASSES
+        "attention itself": TRAINING_FACTOR
         * sentence_length
         * (
             attention_flops_per_query_and_key(model.get_encoder().layers)
@@ -177,18 +177,20 @@ def attention_flops_per_query_and_key(layers: nn.Module) -> int:
     )
 
 
-def sustained_flops(hours: float, gpus: int = GPUS, teraflops: float = TFLOPS_PER_GPU) -> float:
+def sustained_flops(
+    hours: float, num_gpus: int = NUM_GPUS, teraflops: float = TFLOPS_PER_GPU
+) -> float:
     """Estimate training FLOPs as the paper does: time x GPUs x sustained FLOP/s.
 
     Args:
         hours: Training time, in hours.
-        gpus: Number of GPUs.
+        num_gpus: Number of GPUs.
         teraflops: Sustained speed of one GPU, in TFLOP/s.
 
     Returns:
         Estimated FLOPs.
     """
-    return hours * 3600 * gpus * teraflops * TERA
+    return hours * 3600 * num_gpus * teraflops * TERA
 
 
 class ScoredRun(NamedTuple):
@@ -214,7 +216,7 @@ class ScoredRun(NamedTuple):
     signature: str
     compound_bleu: float | None
     flops: float | None
-    is_papers: bool
+    is_comparable: bool
 
 
 def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
@@ -228,21 +230,21 @@ def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
         Runs with a BLEU score, sorted by name, one entry per split.
     """
     runs = []
-    for path in sorted(folder.rglob(SCORES_FILE)):
-        run = path.parent
-        if not (run / RECIPE_FILE).is_file():
+    for scores_path in sorted(folder.rglob(SCORES_FILE)):
+        run_folder = scores_path.parent
+        if not (run_folder / RECIPE_FILE).is_file():
             continue
-        config = read_recipe(run)
-        metrics = read_metrics(run)
+        config = read_recipe(run_folder)
+        metrics = read_metrics(run_folder)
         # count the logged steps, because a run may have ended before max_steps
         config.max_steps = metrics[-1]["step"] if metrics else config.max_steps
-        flops, vocab_size = None, vocabulary_size(run, config)
+        flops, vocab_size = None, vocabulary_size(run_folder, config)
         if vocab_size is not None:
             config.vocab_size = vocab_size
             flops = sum(training_flops(config, sentence_length).values())
         runs += [
             ScoredRun(
-                run.relative_to(folder).as_posix(),
+                run_folder.relative_to(folder).as_posix(),
                 " ".join(filter(None, (scores["dataset"], scores["name"]))),
                 scores["split"] or "",
                 f"{scores['source_lang']}-{scores['target_lang']}",
@@ -253,49 +255,54 @@ def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
                 # the default dataset and its test split, newstest2014
                 (scores["dataset"], scores["split"]) == (TrainConfig.dataset, "test"),
             )
-            for scores in read_scores(run).values()
+            for scores in read_scores(run_folder).values()
             if "bleu" in scores
         ]
     return runs
 
 
-def _work_section(counted: dict[str, dict[str, float]], sentence_length: int) -> Section:
-    rows, shares, rates = [], [], []
+def _work_section(flops_by_part: dict[str, dict[str, float]], sentence_length: int) -> Section:
+    rows, counted_shares, teraflops_per_gpu = [], [], []
     for training in TRAININGS:
         config = load_config(training.recipe)
-        name, parts = training.system.name, counted[training.system.name]
-        total = sum(parts.values())
-        estimate = sustained_flops(training.hours)
-        shares.append(total / estimate)
-        rates.append(total / config.max_steps / training.seconds_per_step / GPUS / TERA)
+        name, parts = training.system.name, flops_by_part[training.system.name]
+        counted_flops = sum(parts.values())
+        estimated_flops = sustained_flops(training.hours)
+        counted_shares.append(counted_flops / estimated_flops)
+        teraflops_per_gpu.append(
+            counted_flops / config.max_steps / training.seconds_per_step / NUM_GPUS / TERA
+        )
         rows.append(
             [
                 name,
                 training.hours,
-                GPUS,
+                NUM_GPUS,
                 TFLOPS_PER_GPU,
-                estimate,
+                estimated_flops,
                 training.system.flops_de,
                 config.tokens_per_step * config.max_steps,
-                total,
-                shares[-1],
-                rates[-1],
+                counted_flops,
+                counted_shares[-1],
+                teraflops_per_gpu[-1],
             ]
         )
-    attention = [parts["attention itself"] / sum(parts.values()) for parts in counted.values()]
+    attention_shares = [
+        parts["attention itself"] / sum(parts.values()) for parts in flops_by_part.values()
+    ]
     return Section(
         name="work",
         title="FLOPs of training: the paper's estimate and a count",
-        finding=f"The paper estimates FLOPs as training time, times {GPUS} GPUs, times "
+        finding=f"The paper estimates FLOPs as training time, times {NUM_GPUS} GPUs, times "
         f"{TFLOPS_PER_GPU} TFLOP/s, the assumed sustained speed of a P100: what the GPUs could "
         "have computed in that time. The count has the matrix products of the model, forward and "
         f"backward, over the paper's steps of {config.tokens_per_step:,} source and target tokens. "
-        f"It is {shares[0]:.0%} of the estimate for base and {shares[1]:.0%} for big. With the "
-        f"paper's time per step, each GPU computed {rates[0]:.1f} TFLOP/s for base and "
-        f"{rates[1]:.1f} for big, whose wider products use a GPU better. The products between "
-        "queries, keys and values grow with the square of the length. With sentences of "
-        f"{sentence_length} tokens they are {attention[0]:.1%} (base) and {attention[1]:.1%} (big) "
-        "of the count: nearly all FLOPs are products with weights.",
+        f"It is {counted_shares[0]:.0%} of the estimate for base and {counted_shares[1]:.0%} for "
+        f"big. With the paper's time per step, each GPU computed {teraflops_per_gpu[0]:.1f} "
+        f"TFLOP/s for base and {teraflops_per_gpu[1]:.1f} for big, whose wider products use a GPU "
+        "better. The products between queries, keys and values grow with the square of the length. "
+        f"With sentences of {sentence_length} tokens they are {attention_shares[0]:.1%} (base) and "
+        f"{attention_shares[1]:.1%} (big) of the count: nearly all FLOPs are products with "
+        "weights.",
         columns=(
             "model",
             "hours",
@@ -309,22 +316,24 @@ def _work_section(counted: dict[str, dict[str, float]], sentence_length: int) ->
             "counted TFLOP/s per GPU",
         ),
         rows=rows,
-        figure=_draw_work(counted),
+        figure=_draw_work(flops_by_part),
         message="A training needs less than half of what the GPUs could compute in its time "
         "(each panel has its own scale)",
-        numbers={"counted": counted, "sentence_length": sentence_length},
+        numbers={"counted": flops_by_part, "sentence_length": sentence_length},
     )
 
 
-def _draw_work(counted: dict[str, dict[str, float]]) -> "Figure":
+def _draw_work(flops_by_part: dict[str, dict[str, float]]) -> "Figure":
     figure, plots = new_figure(9.0, 3.2, columns=2)
     for axes, training in zip(plots[0], TRAININGS, strict=True):
         name = training.system.name
-        bottom, total = 0.0, sum(counted[name].values())
-        for number, (part, flops) in enumerate(counted[name].items()):
+        bottom, counted_flops = 0.0, sum(flops_by_part[name].values())
+        for color_number, (part, flops) in enumerate(flops_by_part[name].items()):
             # the label states the share, because a part of one percent is too thin to be seen
-            label = f"{part}: {flops / total:.1%}"
-            axes.bar("counted", flops, bottom=bottom, label=label, color=f"C{number}", width=0.6)
+            label = f"{part}: {flops / counted_flops:.1%}"
+            axes.bar(
+                "counted", flops, bottom=bottom, label=label, color=f"C{color_number}", width=0.6
+            )
             bottom += flops
         axes.bar("the paper's\nestimate", training.system.flops_de, color="0.75", width=0.6)
         axes.set_title(name)
@@ -334,19 +343,19 @@ def _draw_work(counted: dict[str, dict[str, float]]) -> "Figure":
 
 
 def _table_section(
-    ours: dict[str, float], french: dict[str, float], runs: Sequence[ScoredRun]
+    our_flops: dict[str, float], our_french_flops: dict[str, float], runs: Sequence[ScoredRun]
 ) -> Section:
     rows = [
-        [*system, ours.get(system.name), french.get(system.name)]
+        [*system, our_flops.get(system.name), our_french_flops.get(system.name)]
         for system in (*SINGLE_MODELS, *TRANSFORMERS, *ENSEMBLES)
     ]
-    peers: list[Any] = [
+    other_systems: list[Any] = [
         system for system in (*SINGLE_MODELS, *ENSEMBLES) if system.bleu_de and system.flops_de
     ]
-    best = max(peers, key=lambda system: system.bleu_de)
+    best = max(other_systems, key=lambda system: system.bleu_de)
     # Any, not System: the paper reports all numbers of its own models, so none of them is None
-    own: list[Any] = [*TRANSFORMERS]
-    base, big = own
+    paper_models: list[Any] = [*TRANSFORMERS]
+    base, big = paper_models
     return Section(
         name="table2",
         title="BLEU on newstest2014 and FLOPs of training",
@@ -356,10 +365,10 @@ def _table_section(
         f"{big.bleu_de - best.bleu_de:.1f} BLEU better, with {big.flops_de / best.flops_de:.0%}. "
         "The paper estimates all FLOPs from training time. The last two columns are our count for "
         "the same training; for translation into German it is "
-        f"{ours[base.name] / base.flops_de:.0%} of the estimate for base and "
-        f"{ours[big.name] / big.flops_de:.0%} for big. For big and French, Table 2 reports 41.8 "
-        "BLEU and the text of section 6.1 reports 41.0. ByteNet is not in the picture, because the "
-        "paper gives no FLOPs for it.",
+        f"{our_flops[base.name] / base.flops_de:.0%} of the estimate for base and "
+        f"{our_flops[big.name] / big.flops_de:.0%} for big. For big and French, Table 2 reports "
+        "41.8 BLEU and the text of section 6.1 reports 41.0. ByteNet is not in the picture, "
+        "because the paper gives no FLOPs for it.",
         columns=(
             "model",
             "en-de",
@@ -372,49 +381,69 @@ def _table_section(
         rows=rows,
         # only BLEU with split compounds is comparable to the paper's
         figure=_draw_table(
-            (ours, french),
-            [run for run in runs if run.is_papers and None not in (run.compound_bleu, run.flops)],
+            (our_flops, our_french_flops),
+            [
+                run
+                for run in runs
+                if run.is_comparable and None not in (run.compound_bleu, run.flops)
+            ],
         ),
         message="The big Transformer has the best BLEU, with less work than ensembles",
     )
 
 
-def _draw_table(ours: Sequence[dict[str, float]], runs: Sequence[ScoredRun]) -> "Figure":
+def _draw_table(our_flops: Sequence[dict[str, float]], runs: Sequence[ScoredRun]) -> "Figure":
     figure, plots = new_figure(11.0, 4.6, columns=2)
-    groups = (
+    system_groups = (
         (SINGLE_MODELS, "o", "C0", "others, single"),
         (ENSEMBLES, "s", "C7", "others, ensembles"),
         (TRANSFORMERS, "*", "C3", "Transformer, the paper's estimate"),
     )
-    for axes, (panel, language) in zip(plots[0], enumerate(("de", "fr")), strict=True):
-        for systems, marker, color, label in groups:
+    for axes, language, flops_by_model in zip(plots[0], ("de", "fr"), our_flops, strict=True):
+        bleu_field, flops_field = f"bleu_{language}", f"flops_{language}"
+        for systems, marker, color, label in system_groups:
             points: list[tuple[str, Any, Any]] = [
-                (system.name.removesuffix(" ensemble"), system[3 + panel], system[1 + panel])
+                (
+                    system.name.removesuffix(" ensemble"),
+                    getattr(system, flops_field),
+                    getattr(system, bleu_field),
+                )
                 for system in systems
-                if system[1 + panel] and system[3 + panel]
+                if getattr(system, bleu_field) and getattr(system, flops_field)
             ]
             _, flops, bleu = zip(*points, strict=True)
             axes.scatter(flops, bleu, marker=marker, color=color, label=label, s=60, zorder=3)
             # write the names above and below the points in turn, so that neighbours do not overlap
-            side, align = (-7, "right") if systems is SINGLE_MODELS else (7, "left")
-            for number, (name, *point) in enumerate(sorted(points, key=lambda entry: -entry[2])):
-                offset = (side, -4 if number % 2 else 4)
+            horizontal_offset, alignment = (
+                (-7, "right") if systems is SINGLE_MODELS else (7, "left")
+            )
+            for rank, (name, *point) in enumerate(
+                sorted(points, key=lambda labeled_point: -labeled_point[2])
+            ):
+                offset = (horizontal_offset, -4 if rank % 2 else 4)
                 axes.annotate(
                     name,
                     point,
                     offset,
                     textcoords="offset points",
                     fontsize=8,
-                    ha=align,
-                    va="top" if number % 2 else "bottom",
+                    ha=alignment,
+                    va="top" if rank % 2 else "bottom",
                 )
         for system in TRANSFORMERS:
-            counted, score = ours[panel][system.name], system[1 + panel]
+            bleu, estimated_flops = getattr(system, bleu_field), getattr(system, flops_field)
+            counted_flops = flops_by_model[system.name]
             # a dotted line connects the count and the estimate of the same training
-            axes.plot([counted, system[3 + panel]], [score, score], color="C3", lw=1, ls=":")
-            legend = "Transformer, our count" if system is TRANSFORMERS[0] else None
+            axes.plot([counted_flops, estimated_flops], [bleu, bleu], color="C3", lw=1, ls=":")
+            legend_label = "Transformer, our count" if system is TRANSFORMERS[0] else None
             axes.scatter(
-                counted, score, marker="*", facecolor="none", edgecolor="C3", label=legend, s=60
+                counted_flops,
+                bleu,
+                marker="*",
+                facecolor="none",
+                edgecolor="C3",
+                label=legend_label,
+                s=60,
             )
         for run in runs:
             if run.direction == f"en-{language}":
@@ -455,7 +484,7 @@ def _runs_section(runs: Sequence[ScoredRun]) -> Section:
         ]
         for run in runs
     ]
-    comparable = sum(run.is_papers for run in runs)
+    num_comparable = sum(run.is_comparable for run in runs)
     if not runs:
         finding = (
             "No run with scores was found. Only a checkout has the folder results; give another "
@@ -463,8 +492,8 @@ def _runs_section(runs: Sequence[ScoredRun]) -> Section:
         )
     else:
         finding = (
-            f"{len(runs)} scores of runs of this package. {comparable or 'None'} of them "
-            f"{'is' if comparable == 1 else 'are'} on WMT14 and newstest2014. BLEU on another "
+            f"{len(runs)} scores of runs of this package. {num_comparable or 'None'} of them "
+            f"{'is' if num_comparable == 1 else 'are'} on WMT14 and newstest2014. BLEU on another "
             "corpus is not comparable to the paper's, because it depends on the sentences as much "
             "as on the model; nor is BLEU without split compounds. FLOPs are counted as above, for "
             "the steps that each run trained."

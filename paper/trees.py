@@ -19,21 +19,21 @@ WORD = "XX"
 EMPTY_TAG = "-NONE-"
 # label of a bracket around the whole tree here, and the labels that treebanks use for this bracket
 TOP = "TOP"
-ROOTS = ("", TOP, "ROOT", "S1")
-SUFFIXES = (".mrg", ".ptb", ".tree")
-PACKED = ("", ".gz", ".xz")
+ROOT_LABELS = ("", TOP, "ROOT", "S1")
+TREEBANK_SUFFIXES = (".mrg", ".ptb", ".tree")
+COMPRESSION_SUFFIXES = ("", ".gz", ".xz")
 # reasons why tokens are not a tree
-UNKNOWN = "a token that is neither a bracket nor a word"
-OUTSIDE = "a word outside all brackets"
-MISMATCH = "a closing bracket that does not match the open one"
-NOTHING = "an empty bracket"
-SECOND = "more than one tree"
-UNCLOSED = "a bracket that is not closed"
-FEW = "too few words"
-MANY = "too many words"
+UNKNOWN_TOKEN = "a token that is neither a bracket nor a word"
+WORD_OUTSIDE = "a word outside all brackets"
+MISMATCHED_BRACKET = "a closing bracket that does not match the open one"
+EMPTY_BRACKET = "an empty bracket"
+SECOND_TREE = "more than one tree"
+UNCLOSED_BRACKET = "a bracket that is not closed"
+TOO_FEW_WORDS = "too few words"
+TOO_MANY_WORDS = "too many words"
 
 # only ASCII spaces separate words; a no-break space is part of a word
-_PARTS = re.compile(r"[()]|[^\s()]+", re.ASCII)
+_BRACKETS_AND_WORDS = re.compile(r"[()]|[^\s()]+", re.ASCII)
 
 
 class Bracket(NamedTuple):
@@ -85,14 +85,14 @@ def walk(tree: Tree) -> Iterator[tuple[str, Any]]:
     Yields:
         "(" or ")" with the bracket that opens or closes, or `WORD` with the position of a word.
     """
-    inside: list[Bracket] = []
-    coming = list(reversed(tree.brackets))
+    open_brackets: list[Bracket] = []
+    next_brackets = list(reversed(tree.brackets))
     for position in range(len(tree.words) + 1):
-        while inside and inside[-1].end == position:
-            yield ")", inside.pop()
-        while coming and coming[-1].start == position:
-            inside.append(coming.pop())
-            yield "(", inside[-1]
+        while open_brackets and open_brackets[-1].end == position:
+            yield ")", open_brackets.pop()
+        while next_brackets and next_brackets[-1].start == position:
+            open_brackets.append(next_brackets.pop())
+            yield "(", open_brackets[-1]
         if position < len(tree.words):
             yield WORD, position
 
@@ -126,9 +126,9 @@ def tree_from_tokens(tokens: Sequence[str], words: Sequence[str], tags: Sequence
     Raises:
         ValueError: If the tokens are not a tree over this number of words. The message says why.
     """
-    brackets, lacking = _read_tokens(tokens, len(words))
-    if lacking is not None:
-        raise ValueError(f"tokens must be a tree over {len(words)} words, got {lacking}.")
+    brackets, reason = _read_tokens(tokens, len(words))
+    if reason is not None:
+        raise ValueError(f"tokens must be a tree over {len(words)} words, got {reason}.")
     return Tree(tuple(words), tuple(tags), tuple(brackets))
 
 
@@ -147,37 +147,37 @@ def malformation(tokens: Sequence[str], num_words: int) -> str | None:
 
 def _read_tokens(tokens: Sequence[str], num_words: int) -> tuple[list[Bracket], str | None]:
     brackets: list[Bracket] = []
-    inside: list[int] = []
+    open_indices: list[int] = []
     position = 0
     for token in tokens:
         kind, label = token[:1], token[1:]
         if token != WORD and (kind not in "()" or not label):
-            return brackets, UNKNOWN
-        if brackets and not inside:
-            return brackets, SECOND
+            return brackets, UNKNOWN_TOKEN
+        if brackets and not open_indices:
+            return brackets, SECOND_TREE
         if token == WORD:
-            if not inside:
-                return brackets, OUTSIDE
+            if not open_indices:
+                return brackets, WORD_OUTSIDE
             position += 1
         elif kind == "(":
-            inside.append(len(brackets))
+            open_indices.append(len(brackets))
             brackets.append(Bracket(label, position, position))
         else:
-            if not inside or brackets[inside[-1]].label != label:
-                return brackets, MISMATCH
-            index = inside.pop()
+            if not open_indices or brackets[open_indices[-1]].label != label:
+                return brackets, MISMATCHED_BRACKET
+            index = open_indices.pop()
             if brackets[index].start == position:
-                return brackets, NOTHING
+                return brackets, EMPTY_BRACKET
             brackets[index] = brackets[index]._replace(end=position)
-    if inside:
-        return brackets, UNCLOSED
+    if open_indices:
+        return brackets, UNCLOSED_BRACKET
     if position != num_words:
-        return brackets, FEW if position < num_words else MANY
+        return brackets, TOO_FEW_WORDS if position < num_words else TOO_MANY_WORDS
     return brackets, None
 
 
 @dataclass
-class _Open:
+class _OpenBracket:
     """A bracket that has been opened but not yet closed while text is read."""
 
     line: int
@@ -207,18 +207,22 @@ def read_trees(paths: Iterable[str | Path]) -> Iterator[Tree]:
 
 
 def _treebank_files(paths: Iterable[str | Path]) -> Iterator[Path]:
-    endings = tuple(suffix + packed for suffix in SUFFIXES for packed in PACKED)
+    file_endings = tuple(
+        suffix + compression for suffix in TREEBANK_SUFFIXES for compression in COMPRESSION_SUFFIXES
+    )
     for path in map(Path, paths):
         if not path.is_dir():
             yield path
             continue
-        found = sorted(file for file in path.rglob("*") if file.name.endswith(endings))
-        if not found:
+        treebank_files = sorted(
+            file for file in path.rglob("*") if file.name.endswith(file_endings)
+        )
+        if not treebank_files:
             raise ValueError(
-                f"{path} must have files that end in {', '.join(SUFFIXES)} (plain, .gz or .xz), "
-                "got none."
+                f"{path} must have files that end in {', '.join(TREEBANK_SUFFIXES)} (plain, .gz or "
+                ".xz), got none."
             )
-        yield from found
+        yield from treebank_files
 
 
 def trees_in(lines: Iterable[str], name: str) -> Iterator[Tree]:
@@ -234,52 +238,56 @@ def trees_in(lines: Iterable[str], name: str) -> Iterator[Tree]:
     Raises:
         ValueError: If the text contains anything but trees. The message has the line.
     """
-    inside: list[_Open] = []
+    open_brackets: list[_OpenBracket] = []
     words: list[str] = []
     tags: list[str] = []
     brackets: list[Bracket] = []
-    number = 0
-    before = ""
-    for number, line in enumerate(lines, start=1):
-        for part in _PARTS.findall(line):
+    line_number = 0
+    previous_part = ""
+    for line_number, line in enumerate(lines, start=1):
+        for part in _BRACKETS_AND_WORDS.findall(line):
             if part == "(":
-                if inside:
-                    _begin_child(inside[-1], brackets, f"{name} line {number}")
-                inside.append(_Open(number, len(words)))
-            elif not inside:
+                if open_brackets:
+                    _begin_child(open_brackets[-1], brackets, f"{name} line {line_number}")
+                open_brackets.append(_OpenBracket(line_number, len(words)))
+            elif not open_brackets:
                 raise ValueError(
-                    f"{name} line {number} must have balanced brackets, got {part!r} outside all "
-                    "brackets."
+                    f"{name} line {line_number} must have balanced brackets, got {part!r} outside "
+                    "all brackets."
                 )
             elif part != ")":
-                _add_word(inside[-1], part, before == "(", f"{name} line {number}")
+                _add_word(
+                    open_brackets[-1], part, previous_part == "(", f"{name} line {line_number}"
+                )
             else:
-                done = inside.pop()
-                if done.words:
-                    words.append(" ".join(done.words))
-                    tags.append(done.label or "")
-                elif done.index is None:
+                closed_bracket = open_brackets.pop()
+                if closed_bracket.words:
+                    words.append(" ".join(closed_bracket.words))
+                    tags.append(closed_bracket.label or "")
+                elif closed_bracket.index is None:
                     raise ValueError(
-                        f"{name} line {number} must not have empty brackets, got "
-                        f"({done.label or ''})."
+                        f"{name} line {line_number} must not have empty brackets, got "
+                        f"({closed_bracket.label or ''})."
                     )
                 else:
-                    brackets[done.index] = Bracket(done.label or "", done.start, len(words))
-                if not inside:
+                    brackets[closed_bracket.index] = Bracket(
+                        closed_bracket.label or "", closed_bracket.start, len(words)
+                    )
+                if not open_brackets:
                     yield Tree(tuple(words), tuple(tags), tuple(brackets))
                     words, tags, brackets = [], [], []
-            before = part
-    if inside:
+            previous_part = part
+    if open_brackets:
         raise ValueError(
-            f"{name} line {inside[0].line} must have balanced brackets, got {len(inside)} still "
-            f"open at the end of the text, line {number}."
+            f"{name} line {open_brackets[0].line} must have balanced brackets, got "
+            f"{len(open_brackets)} still open at the end of the text, line {line_number}."
         )
 
 
-def _begin_child(parent: _Open, brackets: list[Bracket], where: str):
+def _begin_child(parent: _OpenBracket, brackets: list[Bracket], location: str):
     if parent.words:
         raise ValueError(
-            f"{where} must have either words or brackets in a bracket, got {parent.words[0]!r} "
+            f"{location} must have either words or brackets in a bracket, got {parent.words[0]!r} "
             "beside a bracket."
         )
     if parent.index is None:
@@ -287,16 +295,18 @@ def _begin_child(parent: _Open, brackets: list[Bracket], where: str):
         brackets.append(Bracket("", 0, 0))
 
 
-def _add_word(parent: _Open, word: str, is_label: bool, where: str):
+def _add_word(parent: _OpenBracket, word: str, is_label: bool, location: str):
     if is_label:
         parent.label = word
     elif parent.index is not None:
         raise ValueError(
-            f"{where} must have either words or brackets in a bracket, got {word!r} beside a "
+            f"{location} must have either words or brackets in a bracket, got {word!r} beside a "
             "bracket."
         )
     elif parent.label is None:
-        raise ValueError(f"{where} must have a tag before each word, got {word!r} without a tag.")
+        raise ValueError(
+            f"{location} must have a tag before each word, got {word!r} without a tag."
+        )
     else:
         parent.words.append(word)
 
@@ -321,27 +331,27 @@ def clean(tree: Tree, counts: Counter | None = None) -> Tree | None:
     # for each position in the old sentence, the position in the new sentence
     positions = [0]
     for word, tag in zip(tree.words, tree.tags, strict=True):
-        parts = [] if tag == EMPTY_TAG else word.split(" ")
-        counts["empty elements"] += not parts
-        counts["leaves of several words"] += len(parts) > 1
-        words.extend(parts)
-        tags.extend([tag] * len(parts))
+        leaf_words = [] if tag == EMPTY_TAG else word.split(" ")
+        counts["empty elements"] += not leaf_words
+        counts["leaves of several words"] += len(leaf_words) > 1
+        words.extend(leaf_words)
+        tags.extend([tag] * len(leaf_words))
         positions.append(len(words))
     brackets = []
     for label, start, end in tree.brackets:
         # cut at the first - or =, so that NP-SBJ=2 becomes NP; keep the first character, because
         # the label -LRB- begins with a hyphen
-        bare = label[:1] + re.split("[-=]", label[1:])[0]
-        counts["function tags"] += bare != label
+        bare_label = label[:1] + re.split("[-=]", label[1:])[0]
+        counts["function tags"] += bare_label != label
         if positions[start] < positions[end]:
-            brackets.append(Bracket(bare, positions[start], positions[end]))
+            brackets.append(Bracket(bare_label, positions[start], positions[end]))
     if not words:
         return None
-    whole = (0, len(words))
-    while len(brackets) > 1 and brackets[0].label in ROOTS and brackets[1][1:] == whole:
+    whole_span = (0, len(words))
+    while len(brackets) > 1 and brackets[0].label in ROOT_LABELS and brackets[1][1:] == whole_span:
         del brackets[0]
     if not brackets:
-        brackets = [Bracket(TOP, *whole)]
-    if brackets[0].label in ROOTS:
-        brackets[0] = Bracket(TOP, *whole)
+        brackets = [Bracket(TOP, *whole_span)]
+    if brackets[0].label in ROOT_LABELS:
+        brackets[0] = Bracket(TOP, *whole_span)
     return Tree(tuple(words), tuple(tags), tuple(brackets))

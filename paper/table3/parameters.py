@@ -58,53 +58,66 @@ def implied_vocabulary(config: VanillaTransformerConfig, parameters: float) -> f
     return (parameters - sum(parts.values()) + parts["embedding"]) / config.d_model
 
 
-def vocabularies_that_fit(rows: Mapping[str, tuple[float, float]]) -> tuple[range, list[str]]:
+def vocabularies_that_fit(
+    size_ranges: Mapping[str, tuple[float, float]],
+) -> tuple[range, list[str]]:
     """Find the vocabulary sizes with which the most rows have the paper's rounded count.
 
     Args:
-        rows: Smallest and largest vocabulary size with which a row has the paper's count, by row.
+        size_ranges: Smallest and largest vocabulary size with which a row has the paper's count,
+            by row.
 
     Returns:
         The vocabulary sizes, and the rows that have the paper's count with each of these sizes.
     """
     # the largest group of overlapping intervals overlaps at the start of one of them, so it is
     # enough to try the starts
-    fitting = [
-        [row for row, (fewest, most) in rows.items() if fewest <= start <= most]
-        for start, _ in rows.values()
+    fitting_codes = [
+        [code for code, (fewest, most) in size_ranges.items() if fewest <= start <= most]
+        for start, _ in size_ranges.values()
     ]
-    best = max(fitting, key=len)
-    fewest = max(math.ceil(rows[row][0]) for row in best)
-    most = min(math.floor(rows[row][1]) for row in best)
-    return range(fewest, most + 1), best
+    best_codes = max(fitting_codes, key=len)
+    fewest = max(math.ceil(size_ranges[code][0]) for code in best_codes)
+    most = min(math.floor(size_ranges[code][1]) for code in best_codes)
+    return range(fewest, most + 1), best_codes
 
 
 def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> Section:
-    implied, rows = {}, []
-    base, base_of_paper = _base_millions(vocab_size), PAPER["base"].parameters
-    for row, parts in counts.items():
-        paper = PAPER[row].parameters
-        if paper is None or base_of_paper is None:
+    """Compare the parameters of the rows with the paper's.
+
+    Args:
+        counts: Number of weights of each part of the model, by row.
+        vocab_size: Vocabulary size of the counted models.
+
+    Returns:
+        Section with a table row for each row whose parameters the paper states.
+    """
+    implied_sizes, rows = {}, []
+    base_millions, paper_base_millions = _base_millions(vocab_size), PAPER["base"].parameters
+    for code, parts in counts.items():
+        paper_millions = PAPER[code].parameters
+        if paper_millions is None or paper_base_millions is None:
             continue
-        config = paper_sizes(row, vocab_size)
-        ours = sum(parts.values())
-        tokens = implied_vocabulary(config, paper * MILLION)
-        implied[row] = (tokens, ROUNDING / config.d_model)
+        config = paper_sizes(code, vocab_size)
+        num_parameters = sum(parts.values())
+        vocabulary_size = implied_vocabulary(config, paper_millions * MILLION)
+        implied_sizes[code] = (vocabulary_size, ROUNDING / config.d_model)
         rows.append(
             [
-                row,
-                ours,
-                paper,
-                ours / MILLION - paper,
-                round(tokens),
-                ours / MILLION - base,
-                paper - base_of_paper,
+                code,
+                num_parameters,
+                paper_millions,
+                num_parameters / MILLION - paper_millions,
+                round(vocabulary_size),
+                num_parameters / MILLION - base_millions,
+                paper_millions - paper_base_millions,
             ]
         )
     return Section(
         name="parameters",
         title="Parameters beside the paper's, and the vocabulary size that they imply",
-        finding=_difference_findings(rows, vocab_size) + _vocabulary_findings(implied, vocab_size),
+        finding=_difference_findings(rows, vocab_size)
+        + _vocabulary_findings(implied_sizes, vocab_size),
         columns=(
             "row",
             "parameters",
@@ -115,49 +128,59 @@ def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int)
             "paper's minus base (M)",
         ),
         rows=rows,
-        figure=_draw_vocabularies(implied, vocab_size),
+        figure=_draw_vocabularies(implied_sizes, vocab_size),
         message="No single vocabulary size gives the paper's count in all rows",
     )
 
 
 def _difference_findings(rows: Sequence[Sequence[Any]], vocab_size: int) -> str:
-    exact = [row for row in rows if abs(row[3]) <= ROUNDING / MILLION]
-    others = [row for row in rows if row[0] != "base"]
+    num_exact = sum(abs(difference) <= ROUNDING / MILLION for _, _, _, difference, *_ in rows)
+    minus_base = [
+        (our_millions, paper_millions)
+        for code, *_, our_millions, paper_millions in rows
+        if code != "base"
+    ]
     # the paper's difference of two rounded counts is off by at most twice the rounding error
-    alike = [row for row in others if abs(row[5] - row[6]) <= 2 * ROUNDING / MILLION]
+    num_alike = sum(
+        abs(our_millions - paper_millions) <= 2 * ROUNDING / MILLION
+        for our_millions, paper_millions in minus_base
+    )
     if vocab_size == TrainConfig.vocab_size:
-        size = ", the size of section 5.1,"
+        size_remark = ", the size of section 5.1,"
     else:
-        size = f" (section 5.1 says about {TrainConfig.vocab_size:,})"
+        size_remark = f" (section 5.1 says about {TrainConfig.vocab_size:,})"
     finding = (
-        f"With {vocab_size:,} tokens{size} {len(exact)} of {len(rows)} counts round to the "
+        f"With {vocab_size:,} tokens{size_remark} {num_exact} of {len(rows)} counts round to the "
         "paper's. "
     )
-    if others:
+    if minus_base:
         finding += (
             "The difference of a row from base, in the last two columns, agrees within "
-            f"rounding in {len(alike)} of {len(others)} rows. So the layers are the same, and the "
-            "embedding explains the rest: each count implies a vocabulary size. "
+            f"rounding in {num_alike} of {len(minus_base)} rows. So the layers are the same, and "
+            "the embedding explains the rest: each count implies a vocabulary size. "
         )
     return finding
 
 
-def _vocabulary_findings(implied: Mapping[str, tuple[float, float]], vocab_size: int) -> str:
-    intervals = {row: (tokens - error, tokens + error) for row, (tokens, error) in implied.items()}
-    fitting, best = vocabularies_that_fit(intervals)
-    others = ", ".join(
-        f"{row} needs {fewest:,.0f} to {most:,.0f}"
-        for row, (fewest, most) in intervals.items()
-        if row not in best
+def _vocabulary_findings(implied_sizes: Mapping[str, tuple[float, float]], vocab_size: int) -> str:
+    intervals = {
+        code: (implied_size - rounding_error, implied_size + rounding_error)
+        for code, (implied_size, rounding_error) in implied_sizes.items()
+    }
+    fitting_sizes, fitting_codes = vocabularies_that_fit(intervals)
+    misfits_text = ", ".join(
+        f"{code} needs {fewest:,.0f} to {most:,.0f}"
+        for code, (fewest, most) in intervals.items()
+        if code not in fitting_codes
     )
-    model = f"with {vocab_size:,} tokens"
+    size_phrase = f"with {vocab_size:,} tokens"
     if vocab_size == TrainConfig.vocab_size:
-        model = f"as described, {model},"
+        size_phrase = f"as described, {size_phrase},"
     return (
-        f"With {fitting[0]:,} to {fitting[-1]:,} tokens, {len(best)} of {len(implied)} rows have "
-        "the paper's count"
-        + (f"; {others}. No vocabulary size fits all rows" if others else "")
-        + f". The paper does not say how it counted. A base model {model} has "
+        f"With {fitting_sizes[0]:,} to {fitting_sizes[-1]:,} tokens, {len(fitting_codes)} of "
+        f"{len(implied_sizes)} rows have the paper's count"
+        + (f"; {misfits_text}. No vocabulary size fits all rows" if misfits_text else "")
+        + f". The paper does not say how it counted. A base model {size_phrase} has "
         f"{_base_millions(vocab_size):.2f} million parameters."
     )
 
@@ -166,10 +189,12 @@ def _base_millions(vocab_size: int) -> float:
     return sum(parameters_by_part(paper_sizes("base", vocab_size)).values()) / MILLION
 
 
-def _draw_vocabularies(implied: Mapping[str, tuple[float, float]], vocab_size: int) -> "Figure":
-    figure, axes = new_figure(7.0, 1.4 + 0.25 * len(implied))
-    tokens, errors = zip(*implied.values(), strict=True)
-    axes.errorbar(tokens, list(implied), xerr=errors, fmt="o", capsize=4, label="implied")
+def _draw_vocabularies(
+    implied_sizes: Mapping[str, tuple[float, float]], vocab_size: int
+) -> "Figure":
+    figure, axes = new_figure(7.0, 1.4 + 0.25 * len(implied_sizes))
+    sizes, errors = zip(*implied_sizes.values(), strict=True)
+    axes.errorbar(sizes, list(implied_sizes), xerr=errors, fmt="o", capsize=4, label="implied")
     axes.axvline(vocab_size, color="k", linestyle="--", label=f"{vocab_size:,} tokens")
     axes.invert_yaxis()
     axes.set_xlabel("vocabulary size that gives the paper's count (rounded to a million)")

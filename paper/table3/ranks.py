@@ -43,39 +43,45 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | N
         1 for the same order, -1 for the reverse order, about 0 for no relation; None if all values
         of a list are equal.
     """
-    both = torch.tensor([ranks(left), ranks(right)], dtype=torch.float64)  # [2, items]
-    if (both.amin(dim=1) == both.amax(dim=1)).any():
+    both_ranks = torch.tensor([ranks(left), ranks(right)], dtype=torch.float64)  # [2, items]
+    if (both_ranks.amin(dim=1) == both_ranks.amax(dim=1)).any():
         return None
-    return float(torch.corrcoef(both)[0, 1])
+    return float(torch.corrcoef(both_ranks)[0, 1])
 
 
 def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespace) -> Section:
+    """Compare perplexity and BLEU of the trained rows with the paper's.
+
+    Args:
+        results: Results of `train_rows`.
+        flags: Flags that `add_flags` declares.
+
+    Returns:
+        Section with a table row for each trained row.
+    """
     rows: list[list[Any]] = [
         [
-            row,
+            code,
             sum(parameters_by_part(result.config).values()),
             result.perplexity,
-            PAPER[row].perplexity,
+            PAPER[code].perplexity,
             result.bleu,
-            PAPER[row].bleu,
+            PAPER[code].bleu,
             result.seconds,
         ]
-        for row, result in results.items()
+        for code, result in results.items()
     ]
-    perplexities, bleus = (
-        ([row[column] for row in rows], [row[column + 1] for row in rows]) for column in (2, 4)
-    )
+    codes, orders = list(results), _orders(results)
     correlations = {
-        "PPL": rank_correlation(perplexities[0], perplexities[1]),
-        "BLEU": rank_correlation(bleus[0], bleus[1]),
+        score: rank_correlation(our_values, paper_values)
+        for score, (our_values, paper_values) in orders.items()
     }
-    said = ", ".join(
-        f"{'none' if value is None else f'{value:.2f}'} for {name}"
-        for name, value in correlations.items()
+    correlations_text = ", ".join(
+        f"{'none' if correlation is None else f'{correlation:.2f}'} for {score}"
+        for score, correlation in correlations.items()
     )
-    best = {
-        "PPL": rows[perplexities[0].index(min(perplexities[0]))][0],
-        "BLEU": rows[bleus[0].index(max(bleus[0]))][0],
+    best_codes = {
+        score: codes[our_values.index(min(our_values))] for score, (our_values, _) in orders.items()
     }
     signature = next(iter(results.values())).signature
     return Section(
@@ -84,10 +90,10 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
         finding="Results on the validation split, with the last weights, not averaged. PPL is per "
         f"token and from the loss without smoothing, BLEU is {signature}. The values cannot equal "
         "the paper's, because corpus and sizes differ; only the order of the rows can be compared. "
-        f"Spearman's rank correlation with the paper's order is {said}, over {len(rows)} rows; 1 "
-        "means the same order, 0 no relation. The best row here is "
-        f"{best['PPL']} by PPL and {best['BLEU']} by BLEU. This is one seed; with another seed, "
-        "rows with similar results may swap.",
+        f"Spearman's rank correlation with the paper's order is {correlations_text}, over "
+        f"{len(rows)} rows; 1 means the same order, 0 no relation. The best row here is "
+        f"{best_codes['PPL']} by PPL and {best_codes['BLEU']} by BLEU. This is one seed; with "
+        "another seed, rows with similar results may swap.",
         columns=(
             "row",
             "parameters",
@@ -98,41 +104,55 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
             "training (s)",
         ),
         rows=rows,
-        figure=_draw_ranks(results, correlations),
+        figure=_draw_ranks(codes, orders, correlations),
         message=f"Rows on the grey line have the same rank here as in the paper ({ROW_CODES})",
         numbers={"rank_correlation": correlations, "signature": signature, "seed": flags.seed},
     )
 
 
-def _draw_ranks(
-    results: Mapping[str, "RowResult"], correlations: Mapping[str, float | None]
-) -> "Figure":
-    figure, plots = new_figure(10.0, 6.0, columns=2)
-    names = list(results)
-    orders = {
+def _orders(
+    results: Mapping[str, "RowResult"],
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Return our values and the paper's of each score, in the order of the rows; lower is "
+    "better."""
+    return {
         "PPL": (
             [result.perplexity for result in results.values()],
-            [PAPER[row].perplexity for row in names],
+            [PAPER[code].perplexity for code in results],
         ),
         # negative, because the highest BLEU is the best
         "BLEU": (
             [-result.bleu for result in results.values()],
-            [-PAPER[row].bleu for row in names],
+            [-PAPER[code].bleu for code in results],
         ),
     }
-    for axes, (name, (ours, papers)) in zip(plots[0], orders.items(), strict=True):
+
+
+def _draw_ranks(
+    codes: Sequence[str],
+    orders: Mapping[str, tuple[list[float], list[float]]],
+    correlations: Mapping[str, float | None],
+) -> "Figure":
+    figure, plots = new_figure(10.0, 6.0, columns=2)
+    groups = ["base and big" if code in ("base", "big") else code[0] for code in codes]
+    for axes, (score, (our_values, paper_values)) in zip(plots[0], orders.items(), strict=True):
         axes.axline((1, 1), slope=1, color="0.8", zorder=0)
-        points = list(zip(ranks(papers), ranks(ours), strict=True))
-        groups = ["base and big" if row in ("base", "big") else row[0] for row in names]
-        for number, group in enumerate(dict.fromkeys(groups)):
-            own = [point for point, other in zip(points, groups, strict=True) if other == group]
-            axes.scatter(*zip(*own, strict=True), color=f"C{number}", label=group)
-        for row, point in zip(names, points, strict=True):
-            label = axes.annotate(row, point, (5, 3), textcoords="offset points", fontsize=9)
+        points = list(zip(ranks(paper_values), ranks(our_values), strict=True))
+        for color_number, group in enumerate(dict.fromkeys(groups)):
+            group_points = [
+                point
+                for point, group_of_point in zip(points, groups, strict=True)
+                if group_of_point == group
+            ]
+            axes.scatter(*zip(*group_points, strict=True), color=f"C{color_number}", label=group)
+        for code, point in zip(codes, points, strict=True):
+            label = axes.annotate(code, point, (5, 3), textcoords="offset points", fontsize=9)
             # exclude the label from the layout: a label at the edge would shrink the plot
             label.set_in_layout(False)
-        value = correlations[name]
-        axes.set_title(name if value is None else f"{name}, rank correlation {value:.2f}")
+        correlation = correlations[score]
+        axes.set_title(
+            score if correlation is None else f"{score}, rank correlation {correlation:.2f}"
+        )
         axes.set_xlabel("rank in the paper (1 is best)")
         axes.set_ylabel("rank here (1 is best)")
         axes.locator_params(integer=True)

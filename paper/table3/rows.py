@@ -65,6 +65,15 @@ def paper_sizes(row: str, vocab_size: int) -> VanillaTransformerConfig:
 
 
 def size_cells(config: VanillaTransformerConfig, label_smoothing: float) -> list[float]:
+    """Return the cells of `SIZE_COLUMNS`.
+
+    Args:
+        config: Sizes of the model.
+        label_smoothing: Label smoothing of the training.
+
+    Returns:
+        A cell for each column.
+    """
     heads = config.encoder_attention_heads
     return [
         config.encoder_layers,
@@ -79,50 +88,76 @@ def size_cells(config: VanillaTransformerConfig, label_smoothing: float) -> list
 
 
 def rows_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> Section:
+    """Show the sizes, the parameters and the paper's results of the rows.
+
+    Args:
+        counts: Number of weights of each part of the model, by row.
+        vocab_size: Vocabulary size of the counted models.
+
+    Returns:
+        Section with a table row for each row.
+    """
     rows = []
-    for row, parts in counts.items():
-        recipe = load_config(f"paper-{row}")
+    for code, parts in counts.items():
+        recipe = load_config(f"paper-{code}")
         sizes = size_cells(recipe.model_config(vocab_size), recipe.label_smoothing)
-        paper = PAPER[row]
+        paper_row = PAPER[code]
         rows.append(
-            [row, *sizes, sum(parts.values()) / MILLION, *paper[2:], paper.perplexity, paper.bleu]
+            [
+                code,
+                *sizes,
+                sum(parts.values()) / MILLION,
+                paper_row.parameters,
+                paper_row.perplexity,
+                paper_row.bleu,
+            ]
         )
-    shares = {row: parts["embedding"] / sum(parts.values()) for row, parts in counts.items()}
-    least, most = (choose(shares, key=lambda row: shares[row]) for choose in (min, max))
+    embedding_shares = {
+        code: parts["embedding"] / sum(parts.values()) for code, parts in counts.items()
+    }
+    smallest_code, largest_code = (
+        choose(embedding_shares, key=lambda code: embedding_shares[code]) for choose in (min, max)
+    )
     return Section(
         name="rows",
         title="All rows, built",
         finding="Each row except big changes one setting of the base model. Every row is built, "
         "and its weights are counted, not computed from a formula. The embedding is one matrix for "
-        f"source, target and output: with {vocab_size:,} tokens it has from {shares[least]:.0%} "
-        f"({least}) to {shares[most]:.0%} ({most}) of the weights. The decoder has more weights "
-        "than the encoder, because each of its layers has two attention sub-layers. Rows A change "
-        "the heads, but not the number of weights. Rows D change dropout and label smoothing, "
-        "which have no weights. Row E learns a vector for each source and each target position. "
-        "PPL and BLEU here are the paper's.",
+        f"source, target and output: with {vocab_size:,} tokens it has from "
+        f"{embedding_shares[smallest_code]:.0%} ({smallest_code}) to "
+        f"{embedding_shares[largest_code]:.0%} ({largest_code}) of the weights. The decoder has "
+        "more weights than the encoder, because each of its layers has two attention sub-layers. "
+        "Rows A change the heads, but not the number of weights. Rows D change dropout and label "
+        "smoothing, which have no weights. Row E learns a vector for each source and each target "
+        "position. PPL and BLEU here are the paper's.",
         columns=("row", *SIZE_COLUMNS, "params (M)", "paper's (M)", "PPL", "BLEU"),
         rows=rows,
         figure=_draw_counts(counts),
         message="Parameters of Table 3's rows; the paper states them where a row changes them "
         f"({ROW_CODES})",
-        numbers={"parameters": {row: dict(parts) for row, parts in counts.items()}},
+        numbers={"parameters": {code: dict(parts) for code, parts in counts.items()}},
     )
 
 
 def _draw_counts(counts: Mapping[str, Mapping[str, int]]) -> "Figure":
     figure, axes = new_figure(7.0, 1.6 + 0.24 * len(counts))
-    names = list(counts)
+    codes = list(counts)
     colors = {"embedding": "0.75", "positions": "C3", "encoder": "C0", "decoder": "C1"}
-    left = [0.0] * len(names)
+    bar_starts = [0.0] * len(codes)
     for part, color in colors.items():
-        widths = [counts[row][part] / MILLION for row in names]
-        if any(widths):
-            axes.barh(names, widths, left=left, color=color, label=part)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    given = {row: PAPER[row].parameters for row in names if PAPER[row].parameters}
-    if given:
+        bar_widths = [counts[code][part] / MILLION for code in codes]
+        if any(bar_widths):
+            axes.barh(codes, bar_widths, left=bar_starts, color=color, label=part)
+        bar_starts = [start + width for start, width in zip(bar_starts, bar_widths, strict=True)]
+    paper_millions = {code: PAPER[code].parameters for code in codes if PAPER[code].parameters}
+    if paper_millions:
         axes.plot(
-            list(given.values()), list(given), "k|", markersize=11, mew=2, label="the paper's"
+            list(paper_millions.values()),
+            list(paper_millions),
+            "k|",
+            markersize=11,
+            mew=2,
+            label="the paper's",
         )
     axes.invert_yaxis()
     axes.set_xlabel("millions of parameters")

@@ -75,11 +75,11 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
         # the peak of eq. (3) is (d_model * warmup_steps)^-0.5; this factor gives the peak of the
         # paper's warm-up steps
         factor = math.sqrt(warmup_steps / TrainConfig.warmup_steps)
-    shared = {
+    shared_settings = {
         name: getattr(flags, name)
         for name in ("dataset", "name", "source_lang", "target_lang", "max_length", "max_steps")
     }
-    shared |= {
+    shared_settings |= {
         "tokens_per_step": flags.tokens_per_step,
         "seed": flags.seed,
         "warmup_steps": warmup_steps,
@@ -95,16 +95,25 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
     }
     configs = {}
     for row in flags.rows:
-        own = {
+        row_settings = {
             "model": scaled_sizes(row, flags.scale, flags.layers, flags.dropout),
             "output_dir": str(Path(flags.output_dir) / "rows" / row),
         }
-        configs[row] = load_config(f"paper-{row}", shared | own)
+        configs[row] = load_config(f"paper-{row}", shared_settings | row_settings)
         configs[row].model_config(flags.learned_vocab_size)
     return configs
 
 
 def built_section(configs: Mapping[str, TrainConfig], flags: argparse.Namespace) -> Section:
+    """Show the sizes of the scaled rows.
+
+    Args:
+        configs: Training settings by row, from `scaled_configs`.
+        flags: Flags that `add_flags` declares.
+
+    Returns:
+        Section with a table row for each scaled row.
+    """
     rows = [
         [row, *size_cells(config.model_config(config.vocab_size), config.label_smoothing)]
         for row, config in configs.items()

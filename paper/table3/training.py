@@ -75,19 +75,19 @@ def train_rows(configs: Mapping[str, TrainConfig], folder: Path) -> dict[str, Ro
                 f"row {row} was stopped: run the same command again to resume it."
             )
         evaluate(config.folder, SPLIT)
-    return {row: _result(config.folder) for row, config in configs.items()}
+    return {row: _read_result(config.folder) for row, config in configs.items()}
 
 
 def _is_finished(row: str, config: TrainConfig) -> bool:
     folder = config.folder
     if not (folder / RECIPE_FILE).is_file():
         return False
-    before = dataclasses.asdict(read_recipe(folder))
+    earlier_settings = dataclasses.asdict(read_recipe(folder))
     for name, value in dataclasses.asdict(config).items():
-        if name not in PATH_SETTINGS and before[name] != value:
+        if name not in PATH_SETTINGS and earlier_settings[name] != value:
             raise ValueError(
                 f"output_dir must be new for other settings: {name} of row {row} was "
-                f"{before[name]!r}, got {value!r}."
+                f"{earlier_settings[name]!r}, got {value!r}."
             )
     # a row is finished when its translations are scored
     return SPLIT in read_scores(folder)
@@ -101,14 +101,16 @@ def _learn_vocabulary(config: TrainConfig, folder: Path) -> str:
     return str(folder / "tokenizer")
 
 
-def _result(folder: Path) -> RowResult:
-    losses = [line["validation_loss"] for line in read_metrics(folder) if "validation_loss" in line]
+def _read_result(folder: Path) -> RowResult:
+    validation_losses = [
+        line["validation_loss"] for line in read_metrics(folder) if "validation_loss" in line
+    ]
     scores = read_scores(folder)[SPLIT]
-    average: Any = read_average(folder)
+    average_record: Any = read_average(folder)
     return RowResult(
         config=VanillaTransformerConfig.from_pretrained(folder),
-        perplexity=perplexity(losses[-1]),
+        perplexity=perplexity(validation_losses[-1]),
         bleu=scores["bleu"],
         signature=scores["bleu_signature"],
-        seconds=average["seconds"],
+        seconds=average_record["seconds"],
     )

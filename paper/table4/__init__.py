@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ..study import Section
 from ..trained import add_model_flag
-from .examples import example, rules
-from .model_scores import results
-from .paper_scores import published
-from .treebank import preparation
+from .examples import example_section, rules_section
+from .model_scores import model_sections
+from .paper_scores import published_section
+from .treebank import treebank_section
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="folder to write train.en, train.tree and so on to",
     )
-    for split, what in (
+    for split, purpose in (
         ("train", "for training"),
         ("validation", "for validation; the last part of the training trees if not given"),
         ("test", "for evaluation"),
@@ -35,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             metavar="TREES",
             nargs="+",
             default=[],
-            help=f"files or folders of bracketed trees {what}",
+            help=f"files or folders of bracketed trees {purpose}",
         )
     group = parser.add_argument_group("parse with a trained model and score the trees")
     add_model_flag(group, default=None)
@@ -70,14 +70,14 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     """
     _check_flags(flags)
     if flags.prepare is not None:
-        yield preparation(flags.prepare, flags.train, flags.validation, flags.test)
+        yield treebank_section(flags.prepare, flags.train, flags.validation, flags.test)
         return
     # read model and trees first, so that an error comes before any output
-    found = iter(()) if flags.model is None else results(flags)
-    yield published()
-    yield example(has_model=flags.model is not None)
-    yield rules()
-    yield from found
+    scored_sections = iter(()) if flags.model is None else model_sections(flags)
+    yield published_section()
+    yield example_section(has_model=flags.model is not None)
+    yield rules_section()
+    yield from scored_sections
 
 
 def _check_flags(flags: argparse.Namespace):

@@ -20,7 +20,7 @@ OTHER_READING = (
 )
 
 
-def example(has_model: bool) -> Section:
+def example_section(has_model: bool) -> Section:
     """Show a tree and its linearization, and read the tree back from the tokens.
 
     Args:
@@ -32,13 +32,15 @@ def example(has_model: bool) -> Section:
     """
     tree = _tree(EXAMPLE)
     tokens = linearize(tree)
-    again = tree_from_tokens(tokens, tree.words, tree.tags)
+    rebuilt_tree = tree_from_tokens(tokens, tree.words, tree.tags)
     rows, depth = [], 0
-    for number, (token, (kind, item)) in enumerate(zip(tokens, walk(tree), strict=True), start=1):
+    for step_number, (token, (kind, item)) in enumerate(
+        zip(tokens, walk(tree), strict=True), start=1
+    ):
         depth += {"(": 1, ")": -1, WORD: 0}[kind]
-        meaning = {"(": "opens", ")": "closes", WORD: "is the word"}[kind]
-        what = tree.words[item] if kind == WORD else item.label
-        rows.append([number, token, f"{meaning} {what}", depth])
+        verb = {"(": "opens", ")": "closes", WORD: "is the word"}[kind]
+        item_name = tree.words[item] if kind == WORD else item.label
+        rows.append([step_number, token, f"{verb} {item_name}", depth])
     figure, (axes,) = tree_figure([tree])
     draw_tree(axes, tree, [MATCHED] * len(tree.brackets))
     figure.supxlabel(wrap_text(figure, " ".join(tokens)), fontsize=10)
@@ -46,7 +48,7 @@ def example(has_model: bool) -> Section:
         f"The tree over {len(tree.words)} words becomes {len(tokens)} tokens. Each bracket has an "
         f"opening and a closing token with its label. Every word is {WORD}: the source has the "
         "words, and parts of speech are not scored. Together with the sentence, the tokens give "
-        f"{'the same tree' if again == tree else 'another tree'} again. If a token is "
+        f"{'the same tree' if rebuilt_tree == tree else 'another tree'} again. If a token is "
         "missing or doubled, or if brackets cross, the tokens are not a tree. The search can be "
         "restricted to trees."
     )
@@ -67,17 +69,17 @@ def example(has_model: bool) -> Section:
     )
 
 
-def rules() -> Section:
+def rules_section() -> Section:
     """Score one parse of a sentence against another by the rules of EVALB.
 
     Returns:
         Section with a table row for each bracket of either reading.
     """
-    gold, other = _tree(EXAMPLE), _tree(OTHER_READING)
-    score = score_corpus([score_sentence(gold, other)])
+    gold, other_reading = _tree(EXAMPLE), _tree(OTHER_READING)
+    score = score_corpus([score_sentence(gold, other_reading)])
     rows = []
-    in_gold, in_other = Counter(gold.brackets), Counter(other.brackets)
-    for bracket in sorted(in_gold | in_other, key=lambda one: (one.start, -one.end)):
+    in_gold, in_other = Counter(gold.brackets), Counter(other_reading.brackets)
+    for bracket in sorted(in_gold | in_other, key=lambda bracket: (bracket.start, -bracket.end)):
         words = " ".join(gold.words[bracket.start : bracket.end])
         rows.append([bracket.label, words, bracket in in_gold, bracket in in_other])
     return Section(
@@ -91,7 +93,7 @@ def rules() -> Section:
         "brackets without a match in the other tree are red.",
         columns=("bracket", "words", "gold", "predicted"),
         rows=rows,
-        figure=tree_pair(gold, other),
+        figure=tree_pair(gold, other_reading),
         message=f"{score.matched} of {score.predicted} predicted brackets are correct "
         "(red: no match)",
         numbers=asdict(score),

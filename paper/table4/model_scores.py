@@ -20,9 +20,9 @@ from ..trees import Tree, clean, linearize, malformation, read_trees, tree_from_
 from .paper_scores import TABLE_4, TRANSFORMER
 from .pictures import MATCHED, NOT_SCORED, tree_pair
 
-LENGTHS = ((1, 10), (11, 20), (21, 30), (31, 40), (41, None))
+LENGTH_RANGES = ((1, 10), (11, 20), (21, 30), (31, 40), (41, None))
 # smallest and largest number of words of the tree in the picture, if there is such a tree
-SHOWN_WORDS = (6, 16)
+PICTURE_WORDS = (6, 16)
 
 
 def parse_treebank(
@@ -73,12 +73,12 @@ def score_treebank(gold: Sequence[Tree], parsed: Sequence[Tree | str]) -> list[S
         Score of each sentence.
     """
     return [
-        score_sentence(tree, None if isinstance(found, str) else found)
-        for tree, found in zip(gold, parsed, strict=True)
+        score_sentence(tree, None if isinstance(tree_or_reason, str) else tree_or_reason)
+        for tree, tree_or_reason in zip(gold, parsed, strict=True)
     ]
 
 
-def results(flags: argparse.Namespace) -> Iterator[Section]:
+def model_sections(flags: argparse.Namespace) -> Iterator[Section]:
     """Score the parses of a trained model, with a free search and one constrained to trees.
 
     Args:
@@ -103,7 +103,7 @@ def results(flags: argparse.Namespace) -> Iterator[Section]:
 
 
 def _result_sections(
-    run: str,
+    model_name: str,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     gold: Sequence[Tree],
@@ -113,42 +113,49 @@ def _result_sections(
         name: parse_treebank(model, tokenizer, gold, constrained=constrained, **search)
         for name, constrained in (("free search", False), ("among trees only", True))
     }
-    scores = {name: score_treebank(gold, found) for name, found in parsed.items()}
-    yield _scores_section(run, parsed, scores)
-    constrained = parsed["among trees only"]
+    scores = {name: score_treebank(gold, outputs) for name, outputs in parsed.items()}
+    yield _scores_section(model_name, parsed, scores)
+    constrained_outputs = parsed["among trees only"]
     # a picture needs a tree, and a search with a length limit may find no tree for any sentence
-    if not all(isinstance(found, str) for found in constrained):
-        yield _tree_section(gold, constrained, scores["among trees only"])
+    if not all(isinstance(tree_or_reason, str) for tree_or_reason in constrained_outputs):
+        yield _tree_section(gold, constrained_outputs, scores["among trees only"])
     yield _length_section(gold, scores)
 
 
 def _scores_section(
-    model: str,
+    model_name: str,
     parsed: dict[str, list[Tree | str]],
     scores: dict[str, list[SentenceScore]],
 ) -> Section:
-    totals = {name: score_corpus(found) for name, found in scores.items()}
-    lenient = {name: score_corpus(found, leave_out_errors=True) for name, found in scores.items()}
+    totals = {name: score_corpus(search_scores) for name, search_scores in scores.items()}
+    totals_of_evalb = {
+        name: score_corpus(search_scores, leave_out_errors=True)
+        for name, search_scores in scores.items()
+    }
     reasons = {
-        name: Counter(one for one in found if isinstance(one, str))
-        for name, found in parsed.items()
+        name: Counter(
+            tree_or_reason for tree_or_reason in outputs if isinstance(tree_or_reason, str)
+        )
+        for name, outputs in parsed.items()
     }
-    shares = {
-        name: 100 * (1 - reasons[name].total() / len(found)) for name, found in parsed.items()
+    tree_shares = {
+        name: 100 * (1 - reasons[name].total() / len(outputs)) for name, outputs in parsed.items()
     }
-    (free, constrained), count = parsed, len(parsed["free search"])
-    lacks = ", ".join(f"{reason} ({number})" for reason, number in reasons[free].most_common())
-    ours = [
+    (free, constrained), num_sentences = parsed, len(parsed["free search"])
+    reasons_text = ", ".join(
+        f"{reason} ({frequency})" for reason, frequency in reasons[free].most_common()
+    )
+    our_rows = [
         [
-            f"{model}, {name}",
-            f"{count:,} sentences",
-            *_numbers(totals[name]),
-            share,
-            lenient[name].f1,
+            f"{model_name}, {name}",
+            f"{num_sentences:,} sentences",
+            *_score_cells(totals[name]),
+            tree_share,
+            totals_of_evalb[name].f1,
         ]
-        for name, share in shares.items()
+        for name, tree_share in tree_shares.items()
     ]
-    papers = [
+    paper_rows = [
         [f"the paper's {TRANSFORMER}, {training}", "WSJ 23", f1, *[None] * 6]
         for parser, training, f1 in TABLE_4
         if parser == TRANSFORMER
@@ -156,9 +163,10 @@ def _scores_section(
     return Section(
         name="scores",
         title="Parsing scores of the model",
-        finding=f"With free search, {shares[free]:.1f}% of {count:,} outputs are trees over the "
-        f"sentence's words{f'; the errors of the others are {lacks}' if lacks else ''}. With "
-        f"search among trees only, {shares[constrained]:.1f}% are trees, and F1 changes from "
+        finding=f"With free search, {tree_shares[free]:.1f}% of {num_sentences:,} outputs are "
+        "trees over the sentence's "
+        f"words{f'; the errors of the others are {reasons_text}' if reasons_text else ''}. With "
+        f"search among trees only, {tree_shares[constrained]:.1f}% are trees, and F1 changes from "
         f"{totals[free].f1:.2f} to {totals[constrained].f1:.2f}. If an output is not a tree, all "
         "gold brackets of its sentence count as missed. EVALB ignores these sentences; the last "
         "column is F1 without them. With another treebank or model size than the paper's, the "
@@ -174,64 +182,80 @@ def _scores_section(
             "trees %",
             "F1, EVALB",
         ),
-        rows=[*ours, *papers],
+        rows=[*our_rows, *paper_rows],
         numbers={
             "totals": {name: asdict(total) for name, total in totals.items()},
-            "malformed": {name: dict(found) for name, found in reasons.items()},
+            "malformed": {name: dict(reason_counts) for name, reason_counts in reasons.items()},
         },
     )
 
 
-def _numbers(score: CorpusScore) -> list[float]:
+def _score_cells(score: CorpusScore) -> list[float]:
     return [score.f1, score.recall, score.precision, score.complete, score.crossing]
 
 
 def _tree_section(
-    gold: Sequence[Tree], parsed: Sequence[Tree | str], scores: Sequence[SentenceScore]
+    gold: Sequence[Tree], outputs: Sequence[Tree | str], scores: Sequence[SentenceScore]
 ) -> Section:
-    whole = score_corpus(scores).f1
-    each = [score_corpus([score]).f1 for score in scores]
-    trees = [index for index, found in enumerate(parsed) if not isinstance(found, str)]
-    valid = [index for index in trees if scores[index].status == "valid"]
-    fits = [index for index in valid if SHOWN_WORDS[0] <= len(gold[index].words) <= SHOWN_WORDS[1]]
+    total_f1 = score_corpus(scores).f1
+    sentence_f1 = [score_corpus([score]).f1 for score in scores]
+    tree_indices = [
+        index for index, tree_or_reason in enumerate(outputs) if not isinstance(tree_or_reason, str)
+    ]
+    scored_indices = [index for index in tree_indices if scores[index].status == "valid"]
+    candidates = [
+        index
+        for index in scored_indices
+        if PICTURE_WORDS[0] <= len(gold[index].words) <= PICTURE_WORDS[1]
+    ]
     # the last resort is any tree: a sentence that is all punctuation has a tree but no score
-    fits = fits or valid or trees
+    candidates = candidates or scored_indices or tree_indices
     # prefer sentences with an error, then the sentence whose F1 is closest to the total
-    fits = [index for index in fits if each[index] < 100] or fits
-    index = min(fits, key=lambda one: abs(each[one] - whole))
-    tree = gold[index]
-    found: Any = parsed[index]
+    candidates = [index for index in candidates if sentence_f1[index] < 100] or candidates
+    index = min(candidates, key=lambda candidate: abs(sentence_f1[candidate] - total_f1))
+    gold_tree = gold[index]
+    predicted_tree: Any = outputs[index]
     score = scores[index]
     return Section(
         name="tree",
         title="One gold tree and its prediction",
-        finding=f"Sentence {index + 1}, with an F1 of {each[index]:.1f}, close to the total of "
-        f"{whole:.1f}: {score.matched} of {score.predicted} predicted brackets are correct; the "
-        f"gold tree has {score.gold}. Brackets without a match in the other tree are red, and "
+        finding=f"Sentence {index + 1}, with an F1 of {sentence_f1[index]:.1f}, close to the total "
+        f"of {total_f1:.1f}: {score.matched} of {score.predicted} predicted brackets are correct; "
+        f"the gold tree has {score.gold}. Brackets without a match in the other tree are red, and "
         "brackets that are not scored are grey.",
         columns=("tree", "tokens"),
         rows=[
-            [title, " ".join(linearize(shown))]
-            for title, shown in (("gold", tree), ("predicted", found))
+            [title, " ".join(linearize(tree))]
+            for title, tree in (("gold", gold_tree), ("predicted", predicted_tree))
         ],
-        figure=tree_pair(tree, found),
+        figure=tree_pair(gold_tree, predicted_tree),
         message=f"{score.matched} of {score.predicted} predicted brackets are correct "
         "(red: no match, grey: not scored)",
-        numbers={"gold": str(tree), "predicted": str(found)},
+        numbers={"gold": str(gold_tree), "predicted": str(predicted_tree)},
     )
 
 
 def _length_section(gold: Sequence[Tree], scores: dict[str, list[SentenceScore]]) -> Section:
     rows = []
-    for least, most in LENGTHS:
+    for fewest_words, most_words in LENGTH_RANGES:
         indices = [
             index
             for index, tree in enumerate(gold)
-            if least <= len(tree.words) and (most is None or len(tree.words) <= most)
+            if fewest_words <= len(tree.words)
+            and (most_words is None or len(tree.words) <= most_words)
         ]
         if indices:
-            f1 = [score_corpus(found[index] for index in indices).f1 for found in scores.values()]
-            rows.append([f"{least}-{most}" if most else f"{least} and more", len(indices), *f1])
+            f1_by_search = [
+                score_corpus(search_scores[index] for index in indices).f1
+                for search_scores in scores.values()
+            ]
+            rows.append(
+                [
+                    f"{fewest_words}-{most_words}" if most_words else f"{fewest_words} and more",
+                    len(indices),
+                    *f1_by_search,
+                ]
+            )
     figure, axes = new_figure(6.5, 3.6)
     for column, (name, color) in enumerate(
         zip(scores, (NOT_SCORED, MATCHED), strict=True), start=2
@@ -242,17 +266,18 @@ def _length_section(gold: Sequence[Tree], scores: dict[str, list[SentenceScore]]
     axes.set_ylabel("F1 of the labeled brackets, in %")
     axes.grid(alpha=0.3)
     axes.legend()
-    shortest, longest = rows[0], rows[-1]
+    short_words, _, _, short_f1 = rows[0]
+    long_words, _, _, long_f1 = rows[-1]
     return Section(
         name="lengths",
         title="F1 by sentence length",
-        finding=f"With search among trees only, sentences of {shortest[0]} words have an F1 of "
-        f"{shortest[3]:.1f}, and sentences of {longest[0]} words an F1 of {longest[3]:.1f}. A "
+        finding=f"With search among trees only, sentences of {short_words} words have an F1 of "
+        f"{short_f1:.1f}, and sentences of {long_words} words an F1 of {long_f1:.1f}. A "
         "phrase can be attached in more ways in a longer sentence, and one early error shifts all "
         "brackets after it.",
         columns=("words", "sentences", *(f"F1, {name}" for name in scores)),
         rows=rows,
         figure=figure,
-        message=f"With search among trees only, F1 is {shortest[3]:.1f} for sentences of "
-        f"{shortest[0]} words and {longest[3]:.1f} for sentences of {longest[0]} words",
+        message=f"With search among trees only, F1 is {short_f1:.1f} for sentences of "
+        f"{short_words} words and {long_f1:.1f} for sentences of {long_words} words",
     )

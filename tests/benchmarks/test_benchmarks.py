@@ -194,7 +194,9 @@ def test_peers_that_are_not_asked_for_take_no_memory(flags, monkeypatch):
         parser().parse_args(["--peers", "marain"])
 
 
-@pytest.mark.parametrize("model", [startup.OURS, startup.MARIAN], ids=lambda it: it["name"])
+@pytest.mark.parametrize(
+    "model", [startup.OUR_MODEL, startup.MARIAN_MODEL], ids=lambda it: it["name"]
+)
 def test_the_script_of_the_startup_benchmark_runs_without_a_package(model):
     imports = [
         node
@@ -325,9 +327,9 @@ def test_a_server_answers_one_client_and_many(tmp_path, capsys):
     # an answer that differs ends the measurement
     with contextlib.closing(serve.Server(str(run))) as server:
         with pytest.raises(ValueError, match="must be the translations of the pipeline"):
-            serve._round(server, ("en", "de"), ["ant"], ["another"], 1)
+            serve._measure_round(server, ("en", "de"), ["ant"], ["another"], 1)
         with pytest.raises(ValueError, match="the server must translate"):
-            serve._round(server, ("xx", "de"), ["ant"], ["another"], 1)
+            serve._measure_round(server, ("xx", "de"), ["ant"], ["another"], 1)
 
 
 def test_translation_with_a_trained_model_is_timed_and_scored(tmp_path, capsys, monkeypatch):
@@ -342,7 +344,7 @@ def test_translation_with_a_trained_model_is_timed_and_scored(tmp_path, capsys, 
     said = natural.Translator(natural.OURS, str(run), 1, 12)(sources)
     assert all(said)
     monkeypatch.setattr(natural, "texts_of_run", lambda *_: (sources, [*said[:4], "another one"]))
-    monkeypatch.setattr(natural, "PIECE", 3)
+    monkeypatch.setattr(natural, "SENTENCES_PER_CALL", 3)
     out = tmp_path / "out"
     search = ["--num_beams", "1", "--max_new_tokens", "12"]
     assert natural.main([str(run), *search, "--output_dir", str(out)]) == 0
@@ -375,7 +377,7 @@ def test_searches_of_a_model_of_the_library_are_compared(tmp_path, capsys):
     for name, num_equal, num_close, num_other, apart in section["rows"]:
         assert num_equal + num_close == 4, name
         assert num_other == 0, name
-        assert apart < identical.CLOSE
+        assert apart < identical.CLOSE_SCORES
     assert identical.main([str(run), "--num_sentences", "0"]) == 1
     assert "num_sentences must be at least 1, got 0." in capsys.readouterr().err
 

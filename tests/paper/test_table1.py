@@ -24,8 +24,8 @@ from vanilla_transformer.paper.table1_layers import (
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(table1_layers, "TRIES", 1)
-    monkeypatch.setattr(table1_layers, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(table1_layers, "MIN_RUNS", 1)
+    monkeypatch.setattr(table1_layers, "MIN_SECONDS", 0.0)
 
 
 def test_the_exponent_of_a_power_law_is_found():
@@ -111,7 +111,7 @@ def test_a_path_length_measured_by_gradients_is_that_of_the_formula(n, kernel, n
 
 def test_the_table_has_the_counts_beside_the_formula(tmp_path, monkeypatch, capsys):
     sizes = table1.Sizes((32, 64, 128), 64, (64, 128), 16)
-    monkeypatch.setattr(table1, "DEFAULT", sizes)
+    monkeypatch.setattr(table1, "DEFAULT_SIZES", sizes)
     monkeypatch.setattr(table1, "SHORT_LENGTHS", (4, 8))
     assert main(["paper", "table1", "--output_dir", str(tmp_path)]) == 0
     written = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))["sections"]

@@ -93,7 +93,7 @@ def test_scores_of_a_run_stand_beside_its_corpus_and_the_flops_of_its_steps(tmp_
     (tmp_path / "results" / "no-run").mkdir()
     (tmp_path / "results" / "no-run" / "scores.json").write_text(json.dumps(scores))
     found = scored_runs(tmp_path / "results", 30)
-    assert [(run.name, run.corpus, run.bleu, run.is_papers) for run in found] == [
+    assert [(run.name, run.corpus, run.bleu, run.is_comparable) for run in found] == [
         ("a-run", "my corpus x", 12.5, False),
         ("a-run", "wmt/wmt14 de-en", 12.5, True),
         ("group/seed-2", "my corpus x", 12.5, False),
