@@ -129,7 +129,7 @@ def _new(arguments: argparse.Namespace, verb_arguments: list[str]):
     print(run(verb_arguments, "vanilla-transformer new"))
 
 
-def _tokenize(arguments: argparse.Namespace, rest: list[str]):
+def _tokenize(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .train.recipe import MEASURED_PREVIEW, parse_arguments
 
     config, switches = parse_arguments(verb_arguments, "vanilla-transformer tokenize")

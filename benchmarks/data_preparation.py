@@ -147,10 +147,10 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "filtered.npy")
         filtered = np.lib.format.open_memmap(path, "w+", np.int32, (3, num_pairs))
-        kept_indices = pairs.kept()
+        kept_indices = pairs.kept_indices()
         for start in range(0, num_pairs, MILLION):
             num_drawn = min(MILLION, num_pairs - start)
-            filtered[:, start : start + num_drawn] = pairs.filtered[
+            filtered[:, start : start + num_drawn] = pairs.lengths_and_verdicts[
                 :, random.choice(kept_indices, num_drawn)
             ]
         filtered.flush()

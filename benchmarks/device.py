@@ -106,7 +106,7 @@ def _arithmetic_section(flags: argparse.Namespace, batch: Batch, device: torch.d
             continue
         # weights stay in float32, as in training; autocast computes products in `dtype`
         moved_model = model.float().to(device)
-        dtype = distribution.DTYPES.get(precision, torch.float32)
+        dtype = distribution.HALF_PRECISION_DTYPES.get(precision, torch.float32)
         actual = _loss_and_gradient(moved_model, batch, dtype)
         loss_error, gradient_error = (
             float(

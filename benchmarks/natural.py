@@ -147,7 +147,10 @@ def sections(
     Yields:
         One section.
     """
-    device, dtype = torch.device(flags.device), DTYPES.get(flags.precision, torch.float32)
+    device, dtype = (
+        torch.device(flags.device),
+        HALF_PRECISION_DTYPES.get(flags.precision, torch.float32),
+    )
     int8_names = [OURS_INT8] if device.type == "cpu" else []
     ctranslate2_engines, absent_engines = ctranslate2_names(device, dtype)
     names = [OURS, *int8_names, MARIAN, MARIAN_UNSORTED, *ctranslate2_engines]

@@ -299,7 +299,7 @@ class MatrixProduct:
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         if device.type == "cpu":
-            keep_memory()
+            keep_freed_memory()
         edge = MATRIX_EDGE[device.type]
         self.matrices = torch.randn(2, edge, edge, device=device).to(dtype)
 

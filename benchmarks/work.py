@@ -248,7 +248,7 @@ def bucketed_batches(corpus: Corpus, tokens: int, num_batches: int, seed: int) -
         ValueError: If the corpus has fewer than `num_batches` batches.
     """
     lengths = (corpus.source_lengths, corpus.target_lengths)
-    num_steps = steps_for(int(np.maximum(*lengths).sum()), tokens)
+    num_steps = count_steps(int(np.maximum(*lengths).sum()), tokens)
     if num_steps < num_batches:
         raise ValueError(
             f"the corpus must have {num_batches} batches of {tokens} tokens, got {num_steps}."

@@ -47,7 +47,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         ValueError: If a folder has no logged loss.
     """
     metrics = {run: read_metrics(Path(run)) for run in dict.fromkeys(flags.runs)}
-    training_losses = {run: logged(lines, "loss") for run, lines in metrics.items()}
+    training_losses = {run: logged_values(lines, "loss") for run, lines in metrics.items()}
     for run, (steps, _) in training_losses.items():
         if not steps:
             raise ValueError(
@@ -96,7 +96,7 @@ def draw_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
     for run, lines in metrics.items():
         plot_losses(loss_axes, lines, run)
         for axes, (name, label) in zip(other_axes, AXIS_LABELS.items(), strict=True):
-            axes.plot(*logged(lines, name), label=run)
+            axes.plot(*logged_values(lines, name), label=run)
             axes.set_xlabel("step")
             axes.set_ylabel(label)
             axes.grid(alpha=0.3)
@@ -109,14 +109,14 @@ def draw_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
 
 
 def _row(run: str, lines: Sequence[Mapping[str, Any]]) -> list[Any]:
-    steps, losses = logged(lines, "loss")
+    steps, losses = logged_values(lines, "loss")
     lower_bound = None
     if (Path(run) / RECIPE_FILE).is_file():
         recipe = read_recipe(Path(run))
         vocab_size = vocabulary_size(Path(run), recipe)
         if vocab_size is not None:
             lower_bound = least_loss(vocab_size, recipe.label_smoothing)
-    validation_points = list(zip(*logged(lines, "validation_loss"), strict=True))
+    validation_points = list(zip(*logged_values(lines, "validation_loss"), strict=True))
     lowest_step, lowest_loss = min(
         validation_points, key=lambda point: point[1], default=(None, None)
     )
@@ -129,8 +129,8 @@ def _row(run: str, lines: Sequence[Mapping[str, Any]]) -> list[Any]:
         lowest_loss,
         None if lowest_loss is None else perplexity(lowest_loss),
         lowest_step,
-        statistics.median(logged(lines, "tokens_per_second")[1] or [0.0]),
-        max(logged(lines, "grad_norm")[1], default=None),
+        statistics.median(logged_values(lines, "tokens_per_second")[1] or [0.0]),
+        max(logged_values(lines, "grad_norm")[1], default=None),
     ]
 
 

@@ -382,7 +382,7 @@ def _translation_tab(models: Models):
         "Look for rows whose brightest cell is not on the diagonal: there the word order changes."
     )
     if any(Path(name).name == Path(DEMO_RUN).name for name in models.names):
-        gr.Markdown(DEMO_KNOWS)
+        gr.Markdown(DEMO_VOCABULARY_NOTE)
     # the first example is part of the page, so it is computed once and not for each visitor
     rows, weights, picture, note_text = _example(models)
     # attention weights between words, or the reason why there are none

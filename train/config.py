@@ -612,7 +612,7 @@ def _checked_value(setting_field: dataclasses.Field, value: Any) -> Any:
         )
     if expected_type is int and abs(value) > LARGEST_NUMBER:
         raise ValueError(f"{name} must be at most {LARGEST_NUMBER}, got {shown(value)}.")
-    if expected_type is str and not (value.strip() and is_whole_text(value)):
+    if expected_type is str and not (value.strip() and is_storable_text(value)):
         raise ValueError(
             f"{name} must be text of whole characters, and not empty, got {shown(value)}."
         )

@@ -33,7 +33,7 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
     Raises:
         ValueError: If training failed; the training has printed its error.
     """
-    folder = checked_folder(output_dir, "output_dir")
+    folder = require_nonempty_path(output_dir, "output_dir")
     command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
     command += ["--num_processes", "1", "--num_machines", "1"]
     command += ["--mixed_precision", "no", "--dynamo_backend", "no"]

@@ -167,10 +167,12 @@ def _describe_length(text: str, tokenizer: PreTrainedTokenizerBase | None) -> st
 
 def _describe_memory(config: TrainConfig, model: PreTrainedModel) -> dict[str, str]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    parts = state_bytes(config, model.num_parameters())
-    parts["loss and buffers"] = fixed_step_bytes(model.config, config.precision, device)
-    each = bytes_per_token(model.config, config.precision, config.max_length, device)
-    sizes = [min(config.tokens_per_micro_batch or CPU_MICRO_BATCH_TOKENS, config.tokens_per_step)]
+    bytes_by_part = state_bytes(config, model.num_parameters())
+    bytes_by_part["loss and buffers"] = fixed_step_bytes(model.config, config.precision, device)
+    bytes_of_token = bytes_per_token(model.config, config.precision, config.max_length, device)
+    batch_sizes = [
+        min(config.tokens_per_micro_batch or CPU_MICRO_BATCH_TOKENS, config.tokens_per_step)
+    ]
     if config.tokens_per_micro_batch is None:
         batch_sizes.append(config.tokens_per_step)
     batches = ", ".join(

@@ -548,10 +548,10 @@ def _count_leaks_in_training(
     """Count the sentences that are in the training text, or return why they cannot be counted."""
     if recipe.streaming:
         return STREAMED_TEXT_REASON
-    languages = recipe.source_lang, recipe.target_lang
-    own_languages = task.source_lang, task.target_lang
-    if {*own_languages} != {*languages}:
-        return f"the training text is in {' and '.join(languages)}"
+    training_languages = recipe.source_lang, recipe.target_lang
+    test_languages = task.source_lang, task.target_lang
+    if {*test_languages} != {*training_languages}:
+        return f"the training text is in {' and '.join(training_languages)}"
     corpora = [recipe.dataset, *(corpus["dataset"] for corpus in recipe.mix)]
     if not all(is_available_offline(dataset, *training_languages) for dataset in corpora):
         return "the training text is not on this machine"

@@ -162,7 +162,7 @@ def _refuse_untrainable_class(model_class: type[PreTrainedModel]):
         )
     fields = _fields_of(config_class)
     for size_field in SIZE_FIELDS:
-        if not {size_field, OTHER_NAMES.get(size_field)} & fields:
+        if not {size_field, T5_NAMES.get(size_field)} & fields:
             raise ValueError(
                 f"model_class must have a configuration with the field {size_field}, and "
                 f"{config_class.__name__} has none."
@@ -203,7 +203,7 @@ def make_config(
             "attn_implementation",
             *SEPARATE_VOCABULARY_KEYS,
         }
-        if not {name, OTHER_NAMES.get(name)} & allowed_fields:
+        if not {name, T5_NAMES.get(name)} & allowed_fields:
             raise ValueError(
                 f"{name} is not a field of {config_class.__name__}."
                 + closest_name(str(name), sorted(fields))
@@ -220,13 +220,13 @@ def make_config(
         } & changed_fields.keys()
         row_sizes = {
             our_name: changed_fields[other_name]
-            for our_name, other_name in OTHER_NAMES.items()
+            for our_name, other_name in T5_NAMES.items()
             if other_name in changed_fields
         }
         row_sizes |= {name: changed_fields[name] for name in shared_names}
         row_config = VanillaTransformerConfig.from_paper(paper_row, **row_sizes)
         sizes = {name: getattr(row_config, name) for name in (*SIZE_FIELDS, *SHARED_FIELDS)}
-        sizes |= {other_name: sizes[name] for name, other_name in OTHER_NAMES.items()}
+        sizes |= {other_name: sizes[name] for name, other_name in T5_NAMES.items()}
         sizes["d_kv"] = row_config.d_k or row_config.d_model // row_config.encoder_attention_heads
         # the default token ids of the class belong to another vocabulary, so 0 replaces them
         sizes |= dict.fromkeys(TOKEN_ID_FIELDS, 0)

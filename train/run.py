@@ -240,8 +240,8 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         if accelerator.scaler is not None and "scaler" in saved_states:
             accelerator.scaler.load_state_dict(saved_states["scaler"])
         if moving_average is not None:
-            moving_average.load(distribution.shard_tensors(model, saved["moving_average"]))
-    folder, cooldown = config.folder, _cooldown_of(config, state)
+            moving_average.load(distribution.shard_tensors(model, saved_states["moving_average"]))
+    folder, cooldown = config.folder, _saved_cooldown(config, run_state)
     learning_rate = learning_rate_of(config, model.config.d_model, cooldown)
     run = Run(
         config=config,

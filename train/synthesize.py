@@ -49,7 +49,7 @@ BLOCK_LINES = 500
 PAIRS_FILE, PLAN_FILE, BLOCKS_FOLDER = "train.jsonl", "synthetic.json", "blocks"
 # settings that may change before a command is resumed, because hashes of the files are compared
 PATH_SETTINGS = ("model", "files")
-PLAN_FORMAT = mapping({"command": TEXT, "lines": whole(1)})
+PLAN_FORMAT = mapping({"command": TEXT, "lines": whole_number(1)})
 # decimal places of a score in the corpus: further ones depend on the number of threads
 SCORE_DIGITS = 4
 # default of `max_length`, in tokens, for a model without a recipe
@@ -486,7 +486,7 @@ def run(command: str, argv: list[str], prog: str) -> str | None:
     task = in_all_processes(lambda: _make_task(command, flags))
     counts = synthesize(task, trust)
     leave_process_group()
-    return None if counts is None else _summary(task, counts)
+    return None if counts is None else _summarize(task, counts)
 
 
 def _summarize(task: Task, counts: Mapping[str, int]) -> str:

@@ -506,9 +506,9 @@ def _translate_subtitles(
     glossary: Mapping[str, str] | None,
 ) -> Iterator[str]:
     texts = [" ".join(subtitle.content.split()) for subtitle in subtitles]
-    results = _results(pipeline, [texts], name, search, glossary)
-    for subtitle, (_, found) in zip(subtitles, results, strict=True):
-        yield format_translated_subtitle(subtitle, one_line(found[0]["translation_text"]))
+    results = _translate_groups(pipeline, [texts], name, search, glossary)
+    for subtitle, (_, translations) in zip(subtitles, results, strict=True):
+        yield format_translated_subtitle(subtitle, one_line(translations[0]["translation_text"]))
 
 
 def n_best_lines(number: int, translations: list[dict[str, Any]]) -> Iterator[str]:

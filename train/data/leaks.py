@@ -26,7 +26,7 @@ import numpy as np
 from datasets.fingerprint import Hasher
 from datasets.utils import tqdm
 
-from ..config import WITHOUT_WORDS
+from ..config import UNSPACED_LANGUAGES
 from .cache import ensure_cached_file
 from .corpus import texts_of
 

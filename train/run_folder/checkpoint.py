@@ -57,18 +57,23 @@ logger = logging.getLogger(__name__)
 # regular expression for the names of files inside the checkpoint folder. It allows no path, so that
 # a changed state cannot name a file elsewhere
 FILE_NAME_PATTERN = r"(?!\.{1,2}$)[^/\\\0]+"
-COUNTS_SCHEMA = mapping(other_items=whole(0))
+COUNTS_SCHEMA = mapping(other_items=whole_number(0))
 WINDOW_SCHEMA = mapping(
-    {"loss": NUMBER, "tokens": whole(0), "cells": whole(0), "filled_cells": whole(0)},
+    {
+        "loss": NUMBER,
+        "tokens": whole_number(0),
+        "cells": whole_number(0),
+        "filled_cells": whole_number(0),
+    },
     other_items=NOTHING,
 )
 STREAM_POSITION_SCHEMA = mapping(
-    {"pass": whole(0), "shard": whole(0), "pairs": whole(0), "state": ANYTHING}
+    {"pass": whole_number(0), "shard": whole_number(0), "pairs": whole_number(0), "state": ANYTHING}
 )
 POSITION_SCHEMA = mapping(
     {
-        "block": whole(0),
-        "first_step": whole(0),
+        "block": whole_number(0),
+        "first_step": whole_number(0),
         "counts": COUNTS_SCHEMA,
         "places": list_of(STREAM_POSITION_SCHEMA, least=1),
         "block_counts": COUNTS_SCHEMA,
@@ -80,18 +85,20 @@ STATE_SCHEMA = mapping(
         "step": whole_number(0),
         "is_stop": TRUTH,
         "seconds": NUMBER,
-        "sizes": mapping(other_items=whole(0), names=FILE_NAME_PATTERN),
-        "sha256": mapping(other_items=TEXT, names=FILE_NAME_PATTERN),
+        "sizes": mapping(other_items=whole_number(0), other_names=FILE_NAME_PATTERN),
+        "sha256": mapping(other_items=TEXT, other_names=FILE_NAME_PATTERN),
         STATE_HASH: TEXT,
     }
 )
 # best checkpoint so far: metric, step, score by this metric, and number of checkpoints after it
 BEST_SCHEMA = mapping(
-    {"metric": TEXT, "step": whole(1), "score": NUMBER, "later": whole(0)}, other_items=NOTHING
+    {"metric": TEXT, "step": whole_number(1), "score": NUMBER, "later": whole_number(0)},
+    other_items=NOTHING,
 )
 # cooldown that began earlier than the settings say, so that it ends within `max_minutes`
 COOLDOWN_SCHEMA = mapping(
-    {"steps": whole(1), "last_step": whole(1), "max_minutes": NUMBER}, other_items=NOTHING
+    {"steps": whole_number(1), "last_step": whole_number(1), "max_minutes": NUMBER},
+    other_items=NOTHING,
 )
 # entries of the state that a run needs to resume, besides those of `STATE_SCHEMA`
 RUN_STATE_SCHEMA = mapping(

@@ -34,7 +34,7 @@ AVERAGE_FILE = "average.json"
 SETTING_KIND = Kind(
     "a number, text, true, false or null", lambda it: not isinstance(it, list | dict)
 )
-METRICS_SCHEMA = mapping({"step": whole(0)}, other_items=or_null(NUMBER))
+METRICS_SCHEMA = mapping({"step": whole_number(0)}, other_items=or_null(NUMBER))
 AVERAGE_SCHEMA = mapping(
     {
         "steps": list_of(whole_number(0), least=1),
@@ -50,7 +50,9 @@ COMPARISON_SCHEMA = mapping(
 )
 INTERVAL_SCHEMA = mapping({"mean": NUMBER, "ci": NUMBER})
 LEAKS_SCHEMA = mapping(
-    dict.fromkeys(("source_exact", "source_near", "target_exact", "target_near", "pairs"), whole(0))
+    dict.fromkeys(
+        ("source_exact", "source_near", "target_exact", "target_near", "pairs"), whole_number(0)
+    )
 )
 SCORES_SCHEMA = mapping(
     other_items=mapping(
