@@ -633,7 +633,7 @@ class TranslationPipeline(Pipeline):
         return outputs
 
     def _missing_settings(self, search_settings: dict[str, Any]) -> dict[str, Any]:
-        """Return those of `DEFAULT_SEARCH` that neither the call nor the model sets."""
+        """Return those of `DEFAULT_SEARCH` that the model does not set; the call may set others."""
         model_settings = self.model.generation_config
         if (
             isinstance(self.model.config, VanillaTransformerConfig)

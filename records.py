@@ -38,7 +38,7 @@ class Kind(NamedTuple):
 
 
 def _is_number(value: Any) -> bool:
-    # `type`, because isinstance(True, int) is true. The comparison is false for NaN too
+    # `type`, because isinstance(True, int) is true; the comparison is false for NaN and infinity
     return type(value) in (int, float) and abs(value) <= LARGEST_NUMBER
 
 

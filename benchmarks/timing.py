@@ -149,7 +149,7 @@ def time_in_turn(
             check(outputs)
         for round_index in range(rounds):
             for piece_index in range(num_pieces):
-                # rotate the order: each implementation is first, second, ... equally often
+                # rotate the order: each implementation is first, second, ... about equally often
                 order = np.roll(np.arange(len(workers)), round_index * num_pieces + piece_index)
                 for worker_index in order:
                     piece_seconds, _ = workers[worker_index].do(piece_index)

@@ -63,7 +63,7 @@ def to_marian(
     Two more changes prepare the model for CTranslate2's converter:
 
     - The converter removes the last token, which is Marian's padding token. So the export gives the
-      last id to our padding token.
+      last id to the padding token of a `VanillaTransformerTokenizer`.
     - The converter starts the decoder from a zero vector. So the export subtracts the embedding of
       the start token from all embeddings. All logits of a position then differ from those of the
       model by the same number, and the probabilities stay the same.
@@ -78,7 +78,7 @@ def to_marian(
 
     Raises:
         ValueError: If Marian does not support the model, the code of the model is not the released
-            one, or Marian computes other logits; the message names the reason.
+            one, or Marian computes other probabilities; the message names the reason.
     """
     our_config = model.config
     refuse_unsupported(our_config)
@@ -114,7 +114,7 @@ def to_marian(
             unfinished,
             lambda content: _renumber_tokens(content, tokens, new_ids, old_ids),
         )
-        _refuse_other_logits(model, unfinished, num_positions, new_ids)
+        _refuse_other_probabilities(model, unfinished, num_positions, new_ids)
 
 
 def refuse_unsupported(config: VanillaTransformerConfig):
@@ -246,7 +246,7 @@ def _marian_weights(
     )
 
 
-def _refuse_other_logits(
+def _refuse_other_probabilities(
     model: VanillaTransformerForConditionalGeneration,
     folder: Path,
     num_positions: int,

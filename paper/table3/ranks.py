@@ -71,7 +71,7 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
         ]
         for code, result in results.items()
     ]
-    codes, orders = list(results), _orders(results)
+    codes, orders = list(results), _values_by_score(results)
     correlations = {
         score: rank_correlation(our_values, paper_values)
         for score, (our_values, paper_values) in orders.items()
@@ -110,11 +110,12 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
     )
 
 
-def _orders(
+def _values_by_score(
     results: Mapping[str, "RowResult"],
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Return our values and the paper's of each score, in the order of the rows; lower is "
-    "better."""
+    """Return our values and the paper's for each score, by row; BLEU is negated, so that a lower
+    value is better for both scores.
+    """
     return {
         "PPL": (
             [result.perplexity for result in results.values()],

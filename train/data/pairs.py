@@ -42,8 +42,8 @@ KEPT, WRONG_ENCODING, EMPTY, LEAK, TOO_LONG, LENGTH_RATIO, DUPLICATE = range(len
 _CONTINUATIONS = bytes(
     byte for byte in range(0x80, 0xC0) if byte not in b"\x81\x8d\x8f\x90\x9d"
 ).decode("cp1252")
-# those characters of `_CONTINUATIONS` that correct text can contain after a word in capital
-# letters, such as the closing quotation mark in «ALEMÃ»
+# the two groups of characters of `_CONTINUATIONS` that correct text can contain after a word in
+# capital letters, such as the closing quotation mark, a symbol, in «ALEMÃ»
 _PUNCTUATION = "\u2026\u2019\u201c\u201d\u2013\u2014"
 _SYMBOLS = "\xa0\xad«»°§®·\u00b4²³™\u2039\u203a"
 _CAPITAL_LETTERS, _SMALL_LETTERS = (
@@ -149,9 +149,9 @@ def encode_pairs(
         ValueError: If a spelling is given and the tokenizer does not support BPE-dropout.
     """
     languages = [source_lang, target_lang]
+    text_sha256 = text_sha256 or text_hash(rows, languages, split)
     # use our hash of a tokenizer, because the hash of `datasets` differs between a tokenizer that
     # was just learned and the same tokenizer after loading
-    text_sha256 = text_sha256 or text_hash(rows, languages, split)
     key_parts = [text_sha256, tokenizer_hash(tokenizer), split == "train"]
     if spelling is not None:
         key_parts += dataclasses.astuple(spelling)
@@ -313,8 +313,9 @@ def filter_pairs(
 def _find_duplicates(rows: datasets.Dataset, is_kept: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the indices of the pairs that repeat an earlier pair.
 
-    To limit memory, the hashes are divided into parts by their lowest bits, and the parts are
-    searched one after another. Equal pairs have equal hashes, so they are in the same part.
+    To limit memory, the hashes are divided into parts by the lowest bits of `hash_high`, and the
+    parts are searched one after another. Equal pairs have equal hashes, so they are in the same
+    part.
     """
     columns = rows.select_columns(["hash_high", "hash_low"]).with_format("numpy")
     num_part_bits = max(0, math.ceil(math.log2(max(len(rows), 1) / (4 * PAIRS_PER_CHUNK))))
