@@ -107,7 +107,7 @@ def measure_corpus(config: TrainConfig, table: Table, num_steps: int) -> Pairs:
     padded_tokens = non_padding_tokens = 0
     target_tokens = []
     for step in range(steps.steps_per_epoch):
-        block, index_in_block = steps.block_of(step)
+        block, index_in_block = steps.find_block(step)
         groups, (source_lengths, target_lengths) = block.steps[index_in_block], block.lengths
         for micro_batch in split_step(
             groups, source_lengths, target_lengths, steps.tokens_per_micro_batch, 1
