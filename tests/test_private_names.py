@@ -100,7 +100,7 @@ PRIVATE_NAMES = {
     "torch": ("_assert_async", "_foreach_add_", "_foreach_mul_", "_foreach_sub"),
     "torch.cpu": ("_is_amx_tile_supported", "_is_avx512_bf16_supported", "_is_vnni_supported"),
     "torch.nn.Module": ("_compiled_call_impl",),
-    "torch.Tensor": ("_backward_hooks",),
+    "torch.Tensor": ("_backward_hooks", "_version"),
     "torch.nn.modules.module": (
         "_backward_hooks",
         "_backward_pre_hooks",
