@@ -657,6 +657,16 @@ def in_training(text):
     return [line.split(maxsplit=2)[2] for line in text.splitlines() if "in training " in line]
 
 
+def test_files_outside_of_the_folder_give_results_that_are_not_hidden(run, tmp_path, monkeypatch):
+    own = Path(shutil.copytree(run, tmp_path / "runs" / "own"))
+    for language in ("en", "de"):
+        (tmp_path / f"set.{language}").write_text("one two\n")
+    monkeypatch.chdir(tmp_path / "runs")
+    evaluate("own", source="../set.en", reference="../set.de", num_beams=1)
+    assert list(own.glob("hypotheses/set.en-*.translation.txt"))
+    assert not list(own.glob("hypotheses/.*"))
+
+
 @pytest.fixture
 def leaky(tmp_path):
     """A run whose training text contains sentences of its test split."""

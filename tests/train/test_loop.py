@@ -572,13 +572,15 @@ def test_a_run_goes_on_where_its_text_lies_now_and_says_what_changed(corpus, tmp
     assert f"no checkpoint in {tmp_path / 'run'}: the run begins with step 1" in caplog.text
     moved = Path(shutil.copytree(corpus, tmp_path / "moved"))
     caplog.clear()
-    with caplog.at_level("WARNING", logger="vanilla_transformer"):
+    with caplog.at_level("INFO", logger="vanilla_transformer"):
         train(
             train_toys.toy_config(moved, tmp_path / "run", max_steps=3, label_smoothing=0.5),
             resume=True,
         )
     change = "max_steps 3 (was 2); label_smoothing 0.5 (was 0.1)"
     assert f"From step 3 on: {change}." in caplog.text
+    assert "The run resumes after step 2." in caplog.text
+    assert re.search(r"parameters [\d,]+, pairs \d+, source tokens [\d,]+, target ", caplog.text)
     assert "no checkpoint" not in caplog.text
     assert read_environment(tmp_path / "run")[-1]["changed"] == change
     card = (tmp_path / "run/README.md").read_text(encoding="utf-8")

@@ -105,6 +105,12 @@ def test_the_bar_of_a_run_of_days_on_eight_fast_devices_fits(progress, monkeypat
         assert "left" in line
 
 
+def test_the_bar_of_a_run_with_a_time_budget_marks_its_steps_as_an_estimate(corpus, tmp_path):
+    config = train_toys.toy_config(corpus, tmp_path, max_minutes=9)
+    estimating = Progress(tmp_path, config, 0, None, Accelerator(cpu=True))
+    assert f"0/~{config.max_steps} " in str(estimating.bar)
+
+
 def test_a_log_file_does_not_get_a_line_a_moment(corpus, tmp_path):
     steps = {"max_steps": 100, "eval_every_steps": 100, "save_every_steps": 100}
     recipe = train_toys.write_recipe(

@@ -67,6 +67,13 @@ def million_parameters(config):
     return model.num_parameters() / 1e6
 
 
+def test_a_recipe_file_that_does_not_exist_names_the_closest_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("max_steps: 5\n")
+    with pytest.raises(ValueError, match=r"'min.yaml' does not exist. Did you mean 'mine.yaml'\?"):
+        load_config("min.yaml")
+
+
 @pytest.mark.parametrize("row", VARIATIONS)
 def test_a_variation_of_table_3_is_the_last_checkpoint_of_its_row(row):
     config = load_config(f"paper-{row}")
