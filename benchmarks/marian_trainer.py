@@ -2,21 +2,25 @@
 
 Batches are those of the library's translation example: a fixed number of sentences, random or of
 similar length, padded to the longest. Corpus, vocabulary, model size, number of updates, learning
-rate and label smoothing are those of our run; the number of target tokens per step is about the
-same. The last checkpoint and the average of the last checkpoints are scored as in our run.
+rate of each step and label smoothing are those of our run; the number of target tokens per step is
+about the same. The last checkpoint and the average of the last checkpoints are scored as in our
+run.
 
     python -m vanilla_transformer.benchmarks.marian_trainer RUN --output_dir OUT
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
     DataCollatorForSeq2Seq,
     MarianMTModel,
@@ -36,10 +40,24 @@ from ..train.data.pairs import drop_untrainable, encode_pairs, pair_lengths
 from ..train.data.prepare import load_main_corpus
 from ..train.run_folder.environment import write_environment
 from ..train.run_folder.files import read_recipe
-from ..train.schedule import learning_rate
+from ..train.schedule import learning_rate_of, make_scheduler
 from ..train.scoring import score_translations
 from ..train.vocabulary import load_tokenizer
 from .peers import marian_config
+
+
+class _ScheduledTrainer(Seq2SeqTrainer):
+    """Trainer of the library with a given learning rate for each step."""
+
+    def __init__(self, schedule: Callable[[int], float], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._schedule = schedule
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: Optimizer | None = None
+    ) -> LambdaLR:
+        self.lr_scheduler = make_scheduler(optimizer or self.optimizer, self._schedule)
+        return self.lr_scheduler
 
 
 def train_marian(
@@ -70,14 +88,8 @@ def train_marian(
         max_steps=recipe.max_steps,
         train_sampling_strategy=sampling,
         per_device_train_batch_size=round(recipe.tokens_per_step / target_tokens),
-        learning_rate=learning_rate(
-            recipe.warmup_steps,
-            model.config.d_model,
-            recipe.warmup_steps,
-            recipe.learning_rate_factor,
-        ),
-        lr_scheduler_type="inverse_sqrt",
-        warmup_steps=recipe.warmup_steps,
+        # a factor on the schedule
+        learning_rate=1.0,
         adam_beta1=recipe.adam_beta1,
         adam_beta2=recipe.adam_beta2,
         adam_epsilon=recipe.adam_epsilon,
@@ -94,7 +106,8 @@ def train_marian(
         dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",
     )
-    trainer = Seq2SeqTrainer(
+    trainer = _ScheduledTrainer(
+        schedule=learning_rate_of(recipe, model.config.d_model),
         model=model,
         args=training_arguments,
         train_dataset=training_pairs.select_columns(["input_ids", "labels"]),
@@ -150,13 +163,15 @@ def main(argv: list[str] | None = None) -> int:
         Exit status 0.
 
     Raises:
-        ValueError: If `--max_steps` is below 1 or above the run's, or the run has a cooldown.
+        ValueError: If `--max_steps` is below 1 or above the run's.
     """
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", type=Path, help="run folder of this package")
     parser.add_argument("--output_dir", type=Path, required=True, help="output folder")
     parser.add_argument(
-        "--max_steps", type=int, help="number of updates (default: that of the run)"
+        "--max_steps",
+        type=int,
+        help="number of updates (default: that of the run); a cooldown keeps its share of them",
     )
     parser.add_argument(
         "--precision", choices=PRECISIONS, help="precision of training (default: that of the run)"
@@ -171,17 +186,15 @@ def main(argv: list[str] | None = None) -> int:
     )
     flags = parser.parse_args(argv)
     recipe = read_recipe(flags.run)
-    if recipe.cooldown_steps:
-        raise ValueError(
-            "cooldown_steps of the run must be 0: the library's schedule has no cooldown, got "
-            f"{recipe.cooldown_steps}."
-        )
     if flags.max_steps is not None:
         if not 1 <= flags.max_steps <= recipe.max_steps:
             raise ValueError(
                 f"max_steps must be from 1 to the run's {recipe.max_steps}, got {flags.max_steps}."
             )
-        recipe.max_steps = flags.max_steps
+        cooldown_steps = round(recipe.cooldown_steps * flags.max_steps / recipe.max_steps)
+        recipe = dataclasses.replace(
+            recipe, max_steps=flags.max_steps, cooldown_steps=cooldown_steps
+        )
     recipe.precision = flags.precision or recipe.precision
     tokenizer = load_tokenizer(str(flags.run / "tokenizer"))
     set_seed(recipe.seed)
