@@ -22,6 +22,8 @@ LIBRARY_ARGUMENTS = (
     "use_cache",
 )
 ENGINES = ("auto", "off", "required")
+# precisions in which a CPU can compute the linear layers of a search
+SEARCH_PRECISIONS = ("fp32", "bf16")
 # minimum of each integer setting in a generation configuration
 MINIMUM_OF_SETTING = {
     "num_beams": 1,
@@ -100,8 +102,7 @@ def check_search_settings(config: GenerationConfig):
             paper's beam search is combined with a setting that it does not support.
     """
     alpha = config.length_penalty_alpha
-    if config.int8 not in (None, True, False):
-        raise ValueError(f"int8 must be True or False, got {config.int8!r}.")
+    engine_precision(vars(config))
     if config.engine is not None and config.engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {config.engine!r}.")
     check_numbers(vars(config))
@@ -121,6 +122,30 @@ def check_search_settings(config: GenerationConfig):
         )
     if config.eos_token_id is None and beams is not None and beams > 1:
         raise ValueError("eos_token_id must be set for length_penalty_alpha, got None.")
+
+
+def engine_precision(settings: Mapping[str, Any]) -> str | None:
+    """Return the precision that search settings select for the linear layers.
+
+    Args:
+        settings: Search settings by name.
+
+    Returns:
+        "fp32", "bf16" or "int8"; None for the precision of the model's weights.
+
+    Raises:
+        ValueError: If `int8` or `precision` has another value, or both are set.
+    """
+    int8, precision = settings.get("int8"), settings.get("precision")
+    if int8 not in (None, True, False):
+        raise ValueError(f"int8 must be True or False, got {int8!r}.")
+    if precision is not None and precision not in SEARCH_PRECISIONS:
+        raise ValueError(
+            f"precision must be one of {', '.join(SEARCH_PRECISIONS)}, got {precision!r}."
+        )
+    if int8 and precision is not None:
+        raise ValueError(f"precision must not be given with int8, got {precision!r}.")
+    return "int8" if int8 else precision
 
 
 def check_numbers(settings: Mapping[str, Any]):
@@ -285,4 +310,5 @@ __all__ = [
     "check_search_tokens",
     "check_source_length",
     "check_terms",
+    "engine_precision",
 ]

@@ -16,7 +16,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -30,11 +30,12 @@ from .identity_vanilla_transformer import (
     first_difference,
 )
 from .kernels_vanilla_transformer import (
+    Bf16Linear,
     Int8Linear,
     PackedLinear,
     PlainLinear,
     captured,
-    is_used_in_place,
+    has_bf16_instructions,
 )
 from .search_vanilla_transformer import Decoding
 
@@ -47,10 +48,15 @@ FIRST_SLOTS, FIRST_CAPTURED_SLOTS = 64, 256
 # kernels takes longer than their work
 CAPTURING_DEVICES = ("cuda",)
 
-# dtypes of the weights on a CPU: packed products exist in float32 only
-CPU_DTYPES = (torch.float32,)
-# dtypes of the weights on other devices
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# precision of the products that a model's own modules compute, by the dtype of its weights
+PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+# classes that compute the linear layers on a CPU, by precision. On other devices the products have
+# the precision of the weights
+CPU_LINEAR_CLASSES: dict[str, type] = {
+    "fp32": PackedLinear,
+    "bf16": Bf16Linear,
+    "int8": Int8Linear,
+}
 
 # attributes of the released modules that the engine reads
 SETTINGS = ("norm_first", "scaling", "d_k", "d_v")
@@ -62,6 +68,11 @@ PROBE_LENGTHS = (7, 4, 2)
 # allowed deviation of the engine's logits from those of the modules, in standard deviations of the
 # logits: the largest deviation in float32, the root mean square in half precision and in int8
 FLOAT32_TOLERANCE, HALF_TOLERANCE, INT8_TOLERANCE = 1e-3, 0.05, 0.5
+# names and tolerances of the classes that compute the layers of a float32 model less precisely
+LOWER_PRECISIONS: dict[type, tuple[str, float]] = {
+    Bf16Linear: ("bf16", HALF_TOLERANCE),
+    Int8Linear: ("int8", INT8_TOLERANCE),
+}
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +140,7 @@ class PackedAttention:
 
 
 class PackedLayer:
-    """Encoder or decoder layer with packed weights; norms and activation are the model's modules.
+    """Encoder or decoder layer with packed weights; the norms read the weights of the model's.
 
     Args:
         layer: An `EncoderLayer` or a `DecoderLayer`.
@@ -140,17 +151,17 @@ class PackedLayer:
     def __init__(self, layer: Any, linear_class: type, is_decoder: bool):
         self.norm_first = layer.norm_first
         self.self_attention = PackedAttention(layer.self_attention, linear_class)
-        self.self_attention_norm = layer.self_attention_norm
+        self.self_attention_norm = _norm_on_device(layer.self_attention_norm)
         if is_decoder:
             self.cross_attention = PackedAttention(layer.cross_attention, linear_class, True)
-            self.cross_attention_norm = layer.cross_attention_norm
+            self.cross_attention_norm = _norm_on_device(layer.cross_attention_norm)
         self.activation = layer.feed_forward.activation
         is_relu = type(self.activation) is nn.ReLU
         if is_relu:
             self.activation = nn.Identity()
         self.fc1 = linear_class([layer.feed_forward.fc1], then_relu=is_relu)
         self.fc2 = linear_class([layer.feed_forward.fc2])
-        self.feed_forward_norm = layer.feed_forward_norm
+        self.feed_forward_norm = _norm_on_device(layer.feed_forward_norm)
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Compute equation (2).
@@ -164,7 +175,7 @@ class PackedLayer:
         return self.fc2(self.activation(self.fc1(x)))
 
     def add_and_norm(
-        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.LayerNorm
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Compute LayerNorm(x + Sublayer(x)), or x + Sublayer(LayerNorm(x)) if `norm_first`.
 
@@ -181,14 +192,31 @@ class PackedLayer:
         return norm(sublayer(x).add_(x))
 
 
+def _norm_on_device(norm: nn.LayerNorm | nn.Identity) -> Callable[[Tensor], Tensor]:
+    """Return a norm that, on a CPU, computes in float32 with weights of any dtype."""
+    if isinstance(norm, nn.Identity) or norm.weight.device.type != "cpu":
+        return norm
+    if norm.weight.dtype == torch.float32:
+        return norm
+
+    def norm_in_float32(x: Tensor) -> Tensor:
+        # converted in each call, because the model may change its weights
+        return nn.functional.layer_norm(
+            x, norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps
+        )
+
+    return norm_in_float32
+
+
 class SearchEngine:
     """Inference engine of one model: its packed weights, and encoder and decoder that use them.
+
+    On a CPU everything but the products of the linear layers is computed in float32.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration` for which `reason_against_engine`
             returns None.
-        linear_class: Class that computes the linear layers: `PackedLinear`, `PlainLinear` or
-            `Int8Linear`.
+        linear_class: Class that computes the linear layers, such as `PackedLinear`.
     """
 
     def __init__(self, model: PreTrainedModel, linear_class: type = PackedLinear):
@@ -256,6 +284,8 @@ class SearchEngine:
             Decoder with an empty self-attention cache.
         """
         num_sentences, length, width = memory.shape
+        # the model's own encoder may have computed in half precision
+        memory = memory.to(self.stacks["decoder"].dtype)
         source_tokens = _Tokens(attention_mask, num_sentences, length)
         projected = self.memory_projection(source_tokens.remove_padding(memory.reshape(-1, width)))
         padded_projections = source_tokens.insert_padding(projected).view(num_sentences, length, -1)
@@ -551,12 +581,14 @@ class _Stack:
     def __init__(self, stack: PreTrainedModel):
         self.embedding = stack.embed_tokens
         self.position_module = stack.positions
-        self.norm = stack.norm
+        self.norm = _norm_on_device(stack.norm)
+        # dtype of the residual stream
+        self.dtype = torch.float32 if stack.device.type == "cpu" else stack.dtype
         self.embedding_scale = math.sqrt(stack.config.d_model)
         self.position_table: Tensor | None = None
 
     def embed(self, ids: Tensor) -> Tensor:
-        return self.embedding(ids).mul_(self.embedding_scale)  # [rows, d_model]
+        return self.embedding(ids).to(self.dtype).mul_(self.embedding_scale)  # [rows, d_model]
 
     def positions(self, length: int) -> Tensor | None:
         """Return the encodings of the first positions, [length, d_model]."""
@@ -564,11 +596,14 @@ class _Stack:
         if config.position_encoding == "none":
             return None
         if config.position_encoding == "learned":
-            return self.position_module.table.weight[config.position_offset :][:length]
+            table = self.position_module.table.weight[config.position_offset :][:length]
+            return table.to(self.dtype)
         # read `self.table` once, because another thread may replace it meanwhile
         position_table = self.position_table
         if position_table is None or len(position_table) < length:
-            placeholder = self.embedding.weight.new_zeros(1, 2 * length, config.d_model)
+            placeholder = self.embedding.weight.new_zeros(
+                1, 2 * length, config.d_model, dtype=self.dtype
+            )
             position_table = self.position_table = self.position_module(placeholder)[0]
         return position_table[:length]
 
@@ -603,21 +638,22 @@ class _Tokens:
         return positions.index_copy_(0, self.index, tokens)
 
 
-def reason_against_engine(model: PreTrainedModel, int8: bool = False) -> str | None:
+def reason_against_engine(model: PreTrainedModel, precision: str | None = None) -> str | None:
     """Return the reason why the engine cannot run a model, or None.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`, possibly modified.
-        int8: Whether the engine quantizes the linear layers to int8.
+        precision: Precision of the linear layers, "fp32", "bf16" or "int8"; that of the model's
+            weights if None.
 
     Returns:
         A clause that states the first reason, or None if the engine can run the model.
     """
-    return _reason_against_engine(model, computing_modules(model), int8)
+    return _reason_against_engine(model, computing_modules(model), precision)
 
 
 def _reason_against_engine(
-    model: PreTrainedModel, modules: list[tuple[str, Any, Any]], int8: bool
+    model: PreTrainedModel, modules: list[tuple[str, Any, Any]], precision: str | None
 ) -> str | None:
     difference = first_difference(modules) or attention_difference(model)
     if difference is not None:
@@ -647,8 +683,8 @@ def _reason_against_engine(
     device = model.device
     if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
         return "autocast or compilation is active"
-    if int8 and device.type != "cpu":
-        return f"int8 needs a model on the CPU, got {device}"
+    if (reason := _reason_against_precision(model, precision)) is not None:
+        return reason
     config = model.config
     if config.position_encoding == "learned":
         for stack in (model.get_encoder(), model.get_decoder()):
@@ -657,19 +693,59 @@ def _reason_against_engine(
                     f"the configuration has {config.max_position_embeddings} positions, the table "
                     f"{stack.positions.table.num_embeddings}"
                 )
-    dtype, allowed_dtypes = model.dtype, CPU_DTYPES if device.type == "cpu" else DTYPES
-    if dtype not in allowed_dtypes:
-        dtype_names = " or ".join(
-            str(allowed_dtype).removeprefix("torch.") for allowed_dtype in allowed_dtypes
-        )
-        dtype_name = str(dtype).removeprefix("torch.")
-        return f"weights on {device.type} must be {dtype_names}, got {dtype_name}"
     for name, weight in _named_parameters(modules):
         if type(weight) is not nn.Parameter or not weight.numel() or weight.is_meta:
             return f"{name} is not a parameter in memory"
-        if weight.device != device or weight.dtype != dtype:
-            return f"{name} is {weight.dtype} on {weight.device}, the model {dtype} on {device}"
+        if weight.device != device or weight.dtype != model.dtype:
+            return (
+                f"{name} is {weight.dtype} on {weight.device}, the model {model.dtype} on {device}"
+            )
     return None
+
+
+def _reason_against_precision(model: PreTrainedModel, precision: str | None) -> str | None:
+    """Return the reason why the engine cannot compute in a precision on the model's device."""
+    device_type = model.device.type
+    own_precision = PRECISIONS.get(model.dtype)
+    if own_precision is None:
+        dtype_name = str(model.dtype).removeprefix("torch.")
+        return f"weights must be float32, bfloat16 or float16, got {dtype_name}"
+    if device_type != "cpu":
+        if precision in (None, own_precision):
+            return None
+        if precision == "int8":
+            return f"int8 needs a model on the CPU, got {model.device}"
+        return f"on {device_type} the precision is that of the weights, {own_precision}"
+    precision = precision or own_precision
+    if precision == "fp16":
+        return "a CPU has no fast products in fp16; precision='fp32' computes them in float32"
+    if precision == "int8" and own_precision != "fp32":
+        return f"int8 needs weights in float32, got {own_precision}"
+    if precision == "bf16" and not has_bf16_instructions():
+        return (
+            "this CPU has no instructions for bf16 (avx512_bf16 or amx_bf16), so bf16 would be "
+            "slower than precision='fp32'"
+        )
+    return None
+
+
+def settings_that_need_engine(
+    model: PreTrainedModel, settings: Mapping[str, Any]
+) -> dict[str, bool]:
+    """Return which settings of the precision need the engine, because the modules differ from them.
+
+    Args:
+        model: Model to search with.
+        settings: Search settings by name.
+
+    Returns:
+        Whether `int8` and `precision` need the engine, by the name that an error gives them.
+    """
+    precision = settings.get("precision")
+    return {
+        "int8": bool(settings.get("int8")),
+        f"precision={precision!r}": precision not in (None, PRECISIONS.get(model.dtype)),
+    }
 
 
 def reason_against_cache(layers: Iterable[nn.Module]) -> str | None:
@@ -704,7 +780,7 @@ def _named_parameters(modules: list[tuple[str, Any, Any]]) -> Iterator[tuple[str
 class _ModelState(NamedTuple):
     """All that an engine depends on."""
 
-    int8: bool
+    linear_class: type
     objects: list[Any]
     weight_states: list[Any]
     checksums: Tensor
@@ -725,34 +801,38 @@ _engines_lock = threading.Lock()
 
 
 def engine_for(
-    model: PreTrainedModel, int8: bool = False
+    model: PreTrainedModel, precision: str | None = None
 ) -> tuple[SearchEngine | None, str | None]:
     """Return the engine of a model; build it if the model is new or has changed.
 
-    Only one engine is kept for each model, so a call that switches int8 on or off builds a new one.
+    Only one engine is kept for each model, so a call with another precision builds a new one.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`, possibly modified.
-        int8: Whether the engine quantizes the linear layers to int8.
+        precision: Precision of the linear layers, "fp32", "bf16" or "int8"; that of the model's
+            weights if None.
 
     Returns:
         The engine and None, or None and the reason why the modules must be used.
     """
     modules = computing_modules(model)
-    reason = _reason_against_engine(model, modules, int8)
+    reason = _reason_against_engine(model, modules, precision)
     if reason is not None:
         # otherwise the packed weights of a model that was moved or changed would stay in memory
         forget_engine(model)
         return None, reason
-    state = _state_of(modules, int8)
+    linear_class: type = PackedLinear
+    if model.device.type == "cpu":
+        linear_class = CPU_LINEAR_CLASSES[precision or PRECISIONS[model.dtype]]
+    state = _state_of(modules, linear_class)
     with _engines_lock:
         stored = _engines.get(model)
         if stored is None or not _is_equal(stored.state, state):
             # free the memory of the old engine first
             stored = None
             _engines.pop(model, None)
-            engine = SearchEngine(model, Int8Linear if int8 else PackedLinear)
-            reason = probe(engine, model, int8)
+            engine = SearchEngine(model, linear_class)
+            reason = probe(engine, model, linear_class)
             stored = _EngineOfModel(state, None if reason else engine, reason)
             _engines[model] = stored
     return stored.engine, stored.reason
@@ -768,17 +848,20 @@ def forget_engine(model: nn.Module):
 
 
 @torch.no_grad()
-def probe(engine: SearchEngine, model: PreTrainedModel, int8: bool = False) -> str | None:
+def probe(
+    engine: SearchEngine, model: PreTrainedModel, linear_class: type = PackedLinear
+) -> str | None:
     """Compare the logits of engine and modules on a small batch.
 
     The probe has padding and two beams per sentence; it swaps the beams and removes a sentence. For
-    an int8 engine, two engines are compared with the modules: one with the model's own linear
-    layers, within the tolerance of unquantized weights, and the int8 engine within that of int8.
+    an engine in a lower precision than the weights, two engines are compared with the modules: one
+    with the model's own linear layers, within the tolerance of the weights' precision, and the
+    engine itself within that of its precision.
 
     Args:
         engine: Engine of the model.
         model: A `VanillaTransformerForConditionalGeneration`.
-        int8: Whether the engine's linear layers are quantized to int8.
+        linear_class: Class that computes the linear layers of the engine.
 
     Returns:
         A clause that states the deviation, or None if the logits agree.
@@ -802,9 +885,14 @@ def probe(engine: SearchEngine, model: PreTrainedModel, int8: bool = False) -> s
     # below the precision "highest", torch may compute float32 products in bfloat16 or TF32
     is_exact = model.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     comparisons = [(engine, "", FLOAT32_TOLERANCE if is_exact else HALF_TOLERANCE, is_exact)]
-    if int8:
+    lower_precision = LOWER_PRECISIONS.get(linear_class)
+    if lower_precision is not None and model.dtype == torch.float32:
         plain = SearchEngine(model, PlainLinear)
-        comparisons = [(plain, *comparisons[0][1:]), (engine, " in int8", INT8_TOLERANCE, False)]
+        name, lower_tolerance = lower_precision
+        comparisons = [
+            (plain, *comparisons[0][1:]),
+            (engine, f" in {name}", lower_tolerance, False),
+        ]
     for compared_engine, engine_suffix, tolerance, is_exact in comparisons:
         difference = _logit_difference(
             _logits_of_engine(compared_engine, *batch), expected, is_exact
@@ -912,7 +1000,7 @@ def _swap_beams(target: Tensor) -> Tensor:
     return torch.cat((target[:, :, :2].flip(1), target[:, :, 2:]), dim=2)
 
 
-def _state_of(modules: list[tuple[str, Any, Any]], int8: bool) -> _ModelState:
+def _state_of(modules: list[tuple[str, Any, Any]], linear_class: Any) -> _ModelState:
     """Return all that an engine depends on: modules, settings, and the state of the weights.
 
     The state of a weight is its address, its version and its checksum. Checksums detect writes
@@ -933,7 +1021,7 @@ def _state_of(modules: list[tuple[str, Any, Any]], int8: bool) -> _ModelState:
             objects += [config.position_encoding, config.position_base, config.position_layout]
             objects += [config.position_offset, config.d_model, config._attn_implementation]
         is_linear = isinstance(module, nn.Linear)
-        is_in_place = is_linear and not int8 and is_used_in_place(module.weight)
+        is_in_place = is_linear and linear_class.is_used_in_place(module.weight)
         for weight in attributes["_parameters"].values() if is_linear else ():
             if weight is None:
                 continue
@@ -953,11 +1041,11 @@ def _state_of(modules: list[tuple[str, Any, Any]], int8: bool) -> _ModelState:
             ]
     # compared as bits, because NaN is not equal to itself
     bits = torch.cat(checksums or [torch.empty(0)]).view(torch.int32)
-    return _ModelState(int8, objects, weight_states, bits)
+    return _ModelState(linear_class, objects, weight_states, bits)
 
 
 def _is_equal(before: _ModelState, now: _ModelState) -> bool:
-    if before.int8 != now.int8 or before.weight_states != now.weight_states:
+    if before.linear_class is not now.linear_class or before.weight_states != now.weight_states:
         return False
     if len(before.objects) != len(now.objects):
         return False
@@ -983,4 +1071,5 @@ __all__ = [
     "forget_engine",
     "reason_against_cache",
     "reason_against_engine",
+    "settings_that_need_engine",
 ]

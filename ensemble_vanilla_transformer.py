@@ -94,7 +94,10 @@ def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
 
 
 def ensemble_engine(
-    model: PreTrainedModel, engine: SearchEngine, other_models: Sequence[Any], int8: bool
+    model: PreTrainedModel,
+    engine: SearchEngine,
+    other_models: Sequence[Any],
+    precision: str | None,
 ) -> EnsembleEngine:
     """Return the engine of an ensemble.
 
@@ -102,7 +105,7 @@ def ensemble_engine(
         model: Model whose `generate` is called.
         engine: Engine of this model.
         other_models: The other models of the ensemble.
-        int8: Quantize the linear layers to int8.
+        precision: Precision of the linear layers, as in `engine_for`.
 
     Returns:
         Engine of all models.
@@ -132,7 +135,7 @@ def ensemble_engine(
             raise ValueError(
                 f"{name} must have at least {expected} positions, got {num_positions}."
             )
-        other_engine, reason = engine_for(other_model, int8)
+        other_engine, reason = engine_for(other_model, precision)
         if other_engine is None:
             raise ValueError(f"{name} cannot run on the inference engine: {reason}.")
         engines.append(other_engine)

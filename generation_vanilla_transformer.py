@@ -41,6 +41,7 @@ from .checks_vanilla_transformer import (
     check_search_tokens,
     check_source_length,
     check_terms,
+    engine_precision,
 )
 from .cores_vanilla_transformer import shared_cores
 from .engine_vanilla_transformer import (
@@ -48,6 +49,7 @@ from .engine_vanilla_transformer import (
     engine_for,
     forget_engine,
     reason_against_cache,
+    settings_that_need_engine,
 )
 from .ensemble_vanilla_transformer import EnsembleEngine, ensemble_engine
 from .identity_vanilla_transformer import generation_difference
@@ -64,7 +66,7 @@ from .terms_vanilla_transformer import TermBeamSearch, num_banks
 # `past_key_values` in transformers before 5.24
 CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 # settings that this package adds to a generation configuration
-SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "int8", "engine")
+SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "precision", "int8", "engine")
 # arguments of the model that the engine reads
 ENGINE_ARGUMENTS = (
     "input_ids",
@@ -132,6 +134,8 @@ class SearchMixin(_Base):
                   beam search. Section 6.1.
                 - `max_extra_tokens`: Maximum number of tokens by which a translation is longer than
                   its source. Section 6.1.
+                - `precision`: "fp32" or "bf16", in which a CPU computes the linear layers; by
+                  default that of the weights. "bf16" needs a CPU with instructions for it.
                 - `int8`: Whether to quantize the linear layers to int8.
                 - `engine`: "auto" uses the inference engine if its logits agree with those of the
                   model's modules, "off" uses the modules, and "required" refuses a search that the
@@ -148,8 +152,9 @@ class SearchMixin(_Base):
 
         Raises:
             TypeError: If `generation_config` is of another class.
-            ValueError: If settings contradict each other, an input is invalid, or `engine`, `int8`
-                or `ensemble` needs the inference engine, and it cannot run this search.
+            ValueError: If settings contradict each other, an input is invalid, or `engine`,
+                `precision`, `int8` or `ensemble` needs the inference engine, and it cannot run this
+                search.
         """
         if not isinstance(generation_config, GenerationConfig | None):
             raise TypeError(
@@ -226,7 +231,7 @@ class SearchMixin(_Base):
             modules_reason = modules_reason or "synced_gpus is set"
         engine: Any = self._choose_engine(config, modules_reason, bool(ensemble))
         if ensemble:
-            engine = ensemble_engine(self, engine, ensemble, bool(config.int8))
+            engine = ensemble_engine(self, engine, ensemble, engine_precision(vars(config)))
         all_criteria.append(ChosenSearch(config.length_penalty_alpha, engine, terms))
         if engine is not None and kwargs.get("encoder_outputs") is None:
             memory = engine.encode(kwargs["input_ids"], kwargs.get("attention_mask"))
@@ -311,7 +316,10 @@ class SearchMixin(_Base):
         self, config: GenerationConfig, modules_reason: str | None, is_ensemble: bool
     ) -> SearchEngine | None:
         """Return the engine that runs this search, or None if the model's modules run it."""
-        engine_settings = {"ensemble": is_ensemble, "int8": config.int8}
+        engine_settings = {
+            "ensemble": is_ensemble,
+            **settings_that_need_engine(self, vars(config)),
+        }
         if config.engine == "off":
             for name, is_set in engine_settings.items():
                 if is_set:
@@ -321,7 +329,7 @@ class SearchMixin(_Base):
         if reason is None:
             reason = generation_difference()
         if reason is None:
-            engine, reason = engine_for(self, bool(config.int8))
+            engine, reason = engine_for(self, engine_precision(vars(config)))
         if engine is not None:
             return engine
         engine_settings["engine='required'"] = config.engine == "required"

@@ -45,7 +45,8 @@ FEW_OUTPUTS = 2**19
 class PackedLinear:
     """x W^T + b of one or several linear layers with the same input.
 
-    On a CPU, small weights are packed, and large weights are read from the layers.
+    On a CPU the product is in float32. Small weights are packed, as are weights of another dtype,
+    and large weights are read from the layers. On a GPU the product is in the dtype of the weights.
 
     Args:
         layers: Layers with the same input; their outputs are concatenated.
@@ -55,7 +56,7 @@ class PackedLinear:
     def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
         self.then_relu = then_relu
         self.weights_in_place = [side_by_side([layer]) for layer in layers]
-        if any(is_used_in_place(weight) for weight, _ in self.weights_in_place):
+        if any(self.is_used_in_place(weight) for weight, _ in self.weights_in_place):
             self.library = "onednn" if _is_available_and_correct("onednn") else None
             return
         self.weights_in_place = []
@@ -65,6 +66,7 @@ class PackedLinear:
         if not is_on_cpu:
             self.weight = weight.t()
             return
+        weight, self.bias = _converted(weight, self.bias, torch.float32)
         if self.library is None:
             self.weight = weight.t().contiguous()
             return
@@ -72,10 +74,10 @@ class PackedLinear:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
             return
         self.weight = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
-        # the product reads only the shape of the original weight, so a concatenated weight frees
-        # its memory
+        # the product reads only the shape of the original weight, so a concatenated or converted
+        # weight frees its memory
         self.original_weight = weight
-        if len(layers) > 1:
+        if len(layers) > 1 or layers[0].weight.dtype != torch.float32:
             weight.untyped_storage().resize_(0)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -102,14 +104,62 @@ class PackedLinear:
             product = torch.addmm(self.bias, x, self.weight)
         return product.relu_() if self.then_relu else product
 
+    @staticmethod
+    def is_used_in_place(weight: Tensor) -> bool:
+        """Return whether a weight of a linear layer is read from the layer, without a copy."""
+        return weight.device.type == "cpu" and weight.dtype == torch.float32 and is_large(weight)
+
     def _product_in_place(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.library is None:
             product = nn.functional.linear(x, weight, bias)
-        elif len(x) <= FEW_ROWS:
-            product = product_of_few_rows(x, weight, bias)
+            return product.relu_() if self.then_relu else product
+        return onednn_product_in_place(x, weight, bias, self.then_relu)
+
+
+class Bf16Linear:
+    """x W^T + b in bf16, on a CPU that has instructions for it.
+
+    Small weights are packed, as are weights of another dtype. Large weights in bf16 are read from
+    the layers.
+
+    Args:
+        layers: Layers with the same input; their outputs are concatenated.
+        then_relu: Apply ReLU to the outputs. They then stay in bf16, in which the next product
+            reads them; otherwise they are converted to float32.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
+        self.then_relu = then_relu
+        self.weights_in_place = [side_by_side([layer]) for layer in layers]
+        if not any(self.is_used_in_place(weight) for weight, _ in self.weights_in_place):
+            self.weights_in_place = []
+            weight, self.bias = _converted(*side_by_side(layers), torch.bfloat16)
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply.
+
+        Args:
+            x: Input in float32 or bf16, [rows, inputs].
+
+        Returns:
+            Outputs of all layers, [rows, outputs], in float32, or in bf16 after ReLU.
+        """
+        x = x.to(torch.bfloat16)
+        if self.weights_in_place:
+            parts = [
+                onednn_product_in_place(x, weight, bias, self.then_relu)
+                for weight, bias in self.weights_in_place
+            ]
+            product = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         else:
-            return onednn_product(x, weight, bias, self.then_relu)
-        return product.relu_() if self.then_relu else product
+            product = onednn_product(x, self.weight, self.bias, self.then_relu)
+        return product if self.then_relu else product.float()
+
+    @staticmethod
+    def is_used_in_place(weight: Tensor) -> bool:
+        """Return whether a weight of a linear layer is read from the layer, without a copy."""
+        return weight.dtype == torch.bfloat16 and is_large(weight)
 
 
 class PlainLinear:
@@ -184,15 +234,25 @@ class Int8Linear:
         weight = weight_for_few if len(x) * self.num_outputs <= FEW_OUTPUTS else weight_for_many
         return self.multiply(x, weight, self.uses_seven_bits)
 
+    @staticmethod
+    def is_used_in_place(weight: Tensor) -> bool:
+        """Return whether a weight of a linear layer is read from the layer, without a copy."""
+        return False
 
-def is_used_in_place(weight: Tensor) -> bool:
-    """Return whether `PackedLinear` reads a weight from its layer, without a copy of it.
+
+def is_large(weight: Tensor) -> bool:
+    """Return whether a weight is too large to be packed.
 
     Args:
         weight: Weight of a linear layer.
     """
-    is_large = weight.numel() > MAX_PACKED_ELEMENTS or min(weight.shape) >= MAX_PACKED_WIDTH
-    return weight.device.type == "cpu" and is_large
+    return weight.numel() > MAX_PACKED_ELEMENTS or min(weight.shape) >= MAX_PACKED_WIDTH
+
+
+def _converted(
+    weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    return weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
@@ -251,6 +311,26 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None, then_relu: bo
     return multiply(_pad_rows(x), weight, bias, activation_name, [], "")[: len(x)]
 
 
+def onednn_product_in_place(
+    x: Tensor, weight: Tensor, bias: Tensor | None, then_relu: bool
+) -> Tensor:
+    """Compute x W^T + b with oneDNN and a weight that is not packed.
+
+    Args:
+        x: Input, [rows, inputs].
+        weight: Weight, [outputs, inputs].
+        bias: Bias, [outputs], or None.
+        then_relu: Apply ReLU to the outputs.
+
+    Returns:
+        Outputs, [rows, outputs].
+    """
+    if len(x) > FEW_ROWS:
+        return onednn_product(x, weight, bias, then_relu)
+    product = product_of_few_rows(x, weight, bias)
+    return product.relu_() if then_relu else product
+
+
 def product_of_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute x W^T + b as (W x^T)^T + b, so that oneDNN copies x and not the weight.
 
@@ -297,6 +377,11 @@ def is_intel() -> bool:
             return "GenuineIntel" in file.read(2**12)
     except OSError:
         return "Intel" in platform.processor()
+
+
+def has_bf16_instructions() -> bool:
+    """Return whether the CPU multiplies in bf16, which torch would otherwise emulate slowly."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 @functools.cache
@@ -476,11 +561,13 @@ def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], 
 
 
 __all__ = [
+    "Bf16Linear",
     "Int8Linear",
     "PackedLinear",
     "PlainLinear",
     "captured",
     "exp_",
+    "has_bf16_instructions",
     "is_intel",
     "likeliest",
 ]

@@ -35,7 +35,9 @@ from .alignment_vanilla_transformer import (
     head_weights,
     word_indices,
 )
+from .checks_vanilla_transformer import engine_precision
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .engine_vanilla_transformer import settings_that_need_engine
 from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
 from .search_vanilla_transformer import length_penalty
 from .terms_vanilla_transformer import ForbiddenTerms, Spelling, token_bytes
@@ -665,7 +667,7 @@ class TranslationPipeline(Pipeline):
             raise ValueError(
                 f"ensemble must be of models of this package, got a {type(self.model).__name__}."
             )
-        engine, int8 = search_settings.get("engine", "auto"), bool(search_settings.get("int8"))
+        engine = search_settings.get("engine", "auto")
         reason: str | None = "engine='off' is set"
         if engine != "off":
             reason = "the package vanilla_transformer is not installed"
@@ -673,11 +675,11 @@ class TranslationPipeline(Pipeline):
             if self._conversion is None and make_conversion is not None:
                 self._conversion = make_conversion(self.model)
             if self._conversion is not None:
-                converted, reason = self._conversion.for_engine(int8)
+                converted, reason = self._conversion.for_engine(engine_precision(search_settings))
                 if converted is not None:
                     return converted
         engine_settings = {
-            "int8": int8,
+            **settings_that_need_engine(self.model, search_settings),
             "engine='required'": engine == "required",
             "required_terms": has_terms,
         }
@@ -690,7 +692,7 @@ class TranslationPipeline(Pipeline):
                     f"{name} needs the inference engine, which cannot be used: {reason}."
                 )
         logger.info("%s runs its own modules, because %s.", type(self.model).__name__, reason)
-        for name in ("engine", "int8", *PACKAGE_SEARCH_SETTINGS):
+        for name in ("engine", "precision", "int8", *PACKAGE_SEARCH_SETTINGS):
             search_settings.pop(name, None)
         return self.model
 

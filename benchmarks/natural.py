@@ -32,9 +32,10 @@ from .peers import MARIAN, OURS
 from .timing import Implementation, numbers_of, ratio_figure, rows_of, time_in_turn
 from .translation import (
     CTRANSLATE2,
-    OURS_INT8,
+    OUR_SEARCHES,
     ctranslate2_names,
     load_ctranslate2,
+    our_searches,
     refuse_other_translations,
 )
 from .work import add_device, open_device, run_parser, texts_of_run
@@ -48,7 +49,7 @@ class Translator:
     """Translation from text to text by one engine, with the weights of a run.
 
     Args:
-        name: `OURS`, `OURS_INT8`, `MARIAN`, `MARIAN_UNSORTED` or one of `ctranslate2_names`.
+        name: One of `OUR_SEARCHES`, `MARIAN`, `MARIAN_UNSORTED` or one of `ctranslate2_names`.
         run: Run folder.
         num_beams: Beam size.
         max_new_tokens: Largest number of tokens in a translation.
@@ -70,7 +71,7 @@ class Translator:
         if name.startswith(CTRANSLATE2):
             self.engine = load_ctranslate2(self.model, self.tokenizer, name, torch.device(device))
             return
-        if name not in (OURS, OURS_INT8):
+        if name not in OUR_SEARCHES:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "model")
                 to_marian(self.model, self.tokenizer, path)
@@ -88,7 +89,7 @@ class Translator:
         Returns:
             Translations, in the order of the sentences.
         """
-        if self.name in (OURS, OURS_INT8):
+        if self.name in OUR_SEARCHES:
             return list(
                 translate_lines(
                     TranslationPipeline(self.model, self.tokenizer, device=self.model.device),
@@ -97,7 +98,7 @@ class Translator:
                     length_penalty_alpha=0.0,
                     max_new_tokens=self.max_new_tokens,
                     max_extra_tokens=None,
-                    int8=self.name == OURS_INT8,
+                    **OUR_SEARCHES[self.name],
                 )
             )
         if self.name.startswith(CTRANSLATE2):
@@ -151,9 +152,8 @@ def sections(
         torch.device(flags.device),
         HALF_PRECISION_DTYPES.get(flags.precision, torch.float32),
     )
-    int8_names = [OURS_INT8] if device.type == "cpu" else []
     ctranslate2_engines, absent_engines = ctranslate2_names(device, dtype)
-    names = [OURS, *int8_names, MARIAN, MARIAN_UNSORTED, *ctranslate2_engines]
+    names = [*our_searches(device, dtype), MARIAN, MARIAN_UNSORTED, *ctranslate2_engines]
     pieces = [
         texts[start : start + SENTENCES_PER_CALL]
         for start in range(0, len(texts), SENTENCES_PER_CALL)

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checks_vanilla_transformer import engine_precision
 from ..conversion import from_marian
 from ..conversion.m2m100 import from_m2m100
 from ..conversion.shared_weights import SharedConversion
+from ..kernels_vanilla_transformer import has_bf16_instructions
 from ..paper.study import Section
 from .peers import M2M100, MARIAN, OURS, build_m2m100, build_marian
 from .timing import (
@@ -27,7 +29,13 @@ from .timing import (
 from .training import dtype_of
 from .work import MODELS, Corpus, model_config, read_corpus, search_flops
 
-OURS_INT8 = f"{OURS} int8"
+OURS_BF16, OURS_INT8 = f"{OURS} bf16", f"{OURS} int8"
+# settings of our searches in each precision
+OUR_SEARCHES: dict[str, dict[str, Any]] = {
+    OURS: {},
+    OURS_BF16: {"precision": "bf16"},
+    OURS_INT8: {"int8": True},
+}
 # for each search of the library, the functions that build and convert its model
 LIBRARY_MODELS: dict[str, Any] = {
     MARIAN: (build_marian, from_marian),
@@ -53,7 +61,7 @@ class Search:
     """Search of one engine, from token ids to token ids.
 
     Args:
-        name: `OURS`, `OURS_INT8`, `MARIAN`, `M2M100` or one of `ctranslate2_names`.
+        name: One of `OUR_SEARCHES`, `MARIAN`, `M2M100` or one of `ctranslate2_names`.
         size: One of `work.SIZES` or `work.MODELS`.
         tokenizer: Tokenizer of the corpus.
         flags: Flags of the command line.
@@ -74,7 +82,7 @@ class Search:
         build, convert = LIBRARY_MODELS[library_name(size)]
         model: PreTrainedModel = build(model_config(size, flags.model_vocab_size)).eval()
         self.conversion = None
-        if name in (OURS, OURS_INT8) and size in MODELS:
+        if name in OUR_SEARCHES and size in MODELS:
             self.conversion = SharedConversion(model)
         elif name not in LIBRARY_MODELS:
             model = convert(model, copy=False)
@@ -86,8 +94,7 @@ class Search:
         # all hypotheses have the same length, so an alpha of 0 makes our search equal to the others
         is_of_library = name in LIBRARY_MODELS or self.conversion is not None
         self.settings = {} if is_of_library else {"length_penalty_alpha": 0.0}
-        if name == OURS_INT8:
-            self.settings["int8"] = True
+        self.settings |= OUR_SEARCHES.get(name, {})
 
     @staticmethod
     def engine_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -128,7 +135,7 @@ class Search:
         model = self.model
         if self.conversion is not None:
             # check the conversion before each batch, as the pipeline does
-            model, _ = self.conversion.for_engine(self.name == OURS_INT8)
+            model, _ = self.conversion.for_engine(engine_precision(self.settings))
         with torch.no_grad():
             token_ids = model.generate(
                 **padded.to(self.device),
@@ -229,6 +236,13 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         yield _size_section(size, corpus, flags)
 
 
+def our_searches(device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Return the searches of `OUR_SEARCHES` that run on a device with weights of a dtype."""
+    if device.type != "cpu" or dtype != torch.float32:
+        return [OURS]
+    return [OURS, *([OURS_BF16] if has_bf16_instructions() else []), OURS_INT8]
+
+
 def draw_pieces(
     corpus: Corpus, length_class: str, batch_size: int, num_beams: int, count: int, seed: int
 ) -> list[Piece]:
@@ -265,9 +279,8 @@ def _size_section(size: str, corpus: Corpus, flags: argparse.Namespace) -> Secti
     ctranslate2_searches, absent_searches = ctranslate2_names(device, dtype)
     is_float32 = dtype == torch.float32
     library = library_name(size)
-    torch_searches = [OURS, library]
-    if flags.device == "cpu" and is_float32:
-        torch_searches.append(OURS_INT8)
+    ours, *ours_in_lower_precision = our_searches(device, dtype)
+    torch_searches = [ours, library, *ours_in_lower_precision]
     names = [*torch_searches, *ctranslate2_searches]
     settings = [
         (num_beams, length_class, batch_size)

@@ -7,7 +7,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..comparison import batch_to_compare, in_float32, refuse_difference
+from ..comparison import TOLERANCES, batch_to_compare, in_float32, refuse_difference
 from ..identity_vanilla_transformer import RELEASED, is_of_library, library_difference
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..pipeline_vanilla_transformer import evaluating
@@ -59,13 +59,20 @@ def check_logits(
         The converted model.
 
     Raises:
-        ValueError: If the logits differ by more than the tolerance for float32.
+        ValueError: If the logits differ by more than the tolerance for the source's dtype.
     """
     batch = batch_to_compare(converted, getattr(source.config, "max_position_embeddings", None))
+    dtype_name = str(source.dtype).removeprefix("torch.")
     source = in_float32(source)
     with evaluating(source):
         source_logits = source(**batch.inputs(), use_cache=False).logits
-    refuse_difference(batch.logits, source_logits, source_logits, DIFFERS)
+    refuse_difference(
+        batch.logits,
+        source_logits,
+        source_logits,
+        DIFFERS,
+        dtype_name if dtype_name in TOLERANCES else "float32",
+    )
     return converted
 
 

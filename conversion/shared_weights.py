@@ -66,17 +66,17 @@ class SharedConversion:
         # reasons of refused conversions, by dtype: a conversion is slow, so a refused conversion is
         # not tried again
         self._refusals: dict[torch.dtype, str] = {}
-        # values of int8, dtype and device for which `engine_for` has accepted the model. A call of
+        # precision, dtype and device for which `engine_for` has accepted the model. A call of
         # `engine_for` reads all packed weights, and `generate` makes such a call anyway
-        self._accepted_settings: set[tuple[bool, torch.dtype, torch.device]] = set()
+        self._accepted_settings: set[tuple[str | None, torch.dtype, torch.device]] = set()
 
     def for_engine(
-        self, int8: bool = False
+        self, precision: str | None = None
     ) -> tuple[VanillaTransformerForConditionalGeneration | None, str | None]:
         """Return the converted model, if the inference engine computes what the source computes.
 
         Args:
-            int8: Whether the engine quantizes the linear layers.
+            precision: Precision of the linear layers, as in `engine_for`.
 
         Returns:
             The converted model, with the source's generation configuration, and None; or None and
@@ -106,9 +106,9 @@ class SharedConversion:
                 self._accepted_settings.clear()
                 self._share(self._converted)
             self._converted.generation_config = self._model.generation_config
-            engine_settings = int8, self._model.dtype, self._model.device
+            engine_settings = precision, self._model.dtype, self._model.device
             if engine_settings not in self._accepted_settings:
-                _, reason = engine_for(self._converted, int8)
+                _, reason = engine_for(self._converted, precision)
                 if reason is not None:
                     return None, reason
                 self._accepted_settings.add(engine_settings)

@@ -351,7 +351,7 @@ OBSTACLES = [
         lambda model: model.model.encoder.dropout.train(),
         "model.encoder.dropout is in training mode",
     ),
-    (lambda model: model.double(), "weights on cpu must be float32, got float64"),
+    (lambda model: model.double(), "weights must be float32, bfloat16 or float16, got float64"),
     (add_hook, "model.decoder.layers.0 has a forward hook"),
     (add_adapters, "model.encoder.layers.0.self_attention.v_proj is of the class peft"),
     (
@@ -669,6 +669,141 @@ def test_the_setting_int8_is_saved(lively_model, source, searched, tmp_path):
 def test_int8_must_be_true_or_false(lively_model, source):
     with pytest.raises(ValueError, match="int8 must be True or False, got 'yes'"):
         lively_model().generate(**source, **PAPER, int8="yes")
+
+
+needs_bf16_kernels = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bf16 kernels"
+)
+
+
+@pytest.fixture
+def with_bf16(monkeypatch):
+    """A CPU with instructions for bf16, which may be emulated."""
+    monkeypatch.setattr(engine, "has_bf16_instructions", lambda: True)
+
+
+@pytest.fixture
+def without_bf16(monkeypatch):
+    """A CPU without instructions for bf16."""
+    monkeypatch.setattr(engine, "has_bf16_instructions", lambda: False)
+
+
+@needs_bf16_kernels
+@pytest.mark.usefixtures("with_bf16", "either_way")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"norm_first": True, "output_bias": True, "attention_bias": True},
+        {"activation_function": "gelu", "position_encoding": "learned"},
+    ],
+)
+def test_bf16_is_close_to_float32(lively_model, source, searched, scores, fields):
+    model = lively_model(**fields, vocab_size=5003)
+    search = {**PAPER, "min_new_tokens": 6, "max_new_tokens": 6}
+    model.generate(**source, **search)
+    model.generate(**source, **search, precision="bf16")
+    half_model = copy.deepcopy(model).bfloat16()
+    half_model.generate(**source, **search)
+    exact, of_switch, of_half_model = scores
+    for rounded in (of_switch, of_half_model):
+        torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
+        assert not torch.equal(rounded, exact)
+    for found in searched[1:]:
+        for linear in (found.vocabulary, found.memory_projection):
+            assert isinstance(linear, engine.Bf16Linear)
+
+
+@needs_bf16_kernels
+@pytest.mark.usefixtures("with_bf16")
+def test_a_model_in_bf16_has_no_second_copy_of_large_weights(lively_model, source, searched):
+    sizes = {"d_k": 512, "d_v": 512, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = lively_model(**sizes, hidden_size=1024, encoder_ffn_dim=1024)
+    # attention to one of several equal scores would enlarge rounding errors
+    for name, parameter in model.named_parameters():
+        if "_proj.weight" in name:
+            parameter.data.mul_(0.1)
+    model.bfloat16().generate(**source, **PAPER, engine="required")
+    (found,) = searched
+    layer = model.get_encoder().layers[0]
+    for linear, modules in (
+        (found.encoder_layers[0].fc1, [layer.feed_forward.fc1]),
+        (
+            found.encoder_layers[0].self_attention.project,
+            [layer.self_attention.q_proj, layer.self_attention.k_proj, layer.self_attention.v_proj],
+        ),
+    ):
+        addresses = [weight.data_ptr() for weight, _ in linear.weights_in_place]
+        assert addresses == [module.weight.data_ptr() for module in modules]
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_bf16_is_refused_on_a_cpu_without_its_instructions(lively_model, source, searched):
+    reason = "precision='bf16' needs the inference engine, .* this CPU has no instructions for bf16"
+    with pytest.raises(ValueError, match=reason):
+        lively_model().generate(**source, **PAPER, precision="bf16")
+    assert not searched
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_a_model_in_bf16_runs_its_modules_on_a_cpu_without_its_instructions(
+    lively_model, source, searched, told
+):
+    model = lively_model().bfloat16()
+    expected = model.generate(**source, **PAPER, engine="off")
+    for settings in ({}, {"precision": "bf16"}, {"precision": "bf16", "engine": "off"}):
+        assert torch.equal(model.generate(**source, **PAPER, **settings), expected)
+    assert not searched
+    assert len(told) == 1
+    assert "precision='fp32'" in told[0]
+
+
+@pytest.mark.usefixtures("without_bf16")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_weights_are_multiplied_in_float32_on_request(
+    lively_model, source, searched, scores, dtype
+):
+    model = lively_model().to(dtype)
+    found = model.generate(**source, **PAPER, precision="fp32")
+    expected = copy.deepcopy(model).float().generate(**source, **PAPER)
+    assert len(searched) == 2
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(*scores)
+
+
+@pytest.mark.usefixtures("with_bf16")
+def test_only_a_precision_of_its_own_needs_the_engine(lively_model, source, searched):
+    model = lively_model()
+    expected = model.generate(**source, **PAPER, engine="off")
+    found = model.generate(**source, **PAPER, engine="off", precision="fp32")
+    assert torch.equal(found, expected)
+    with pytest.raises(ValueError, match="precision='bf16' needs the inference engine, got engine"):
+        model.generate(**source, **PAPER, engine="off", precision="bf16")
+    assert not searched
+
+
+@pytest.mark.usefixtures("with_bf16")
+def test_the_precision_is_one_of_two_and_excludes_int8(lively_model, source):
+    model = lively_model()
+    for wrong in ("fp16", "int8", True, 32):
+        with pytest.raises(ValueError, match=f"precision must be one of fp32, bf16, got {wrong!r}"):
+            model.generate(**source, **PAPER, precision=wrong)
+    with pytest.raises(ValueError, match="precision must not be given with int8, got 'bf16'"):
+        model.generate(**source, **PAPER, precision="bf16", int8=True)
+
+
+@needs_bf16_kernels
+@pytest.mark.usefixtures("with_bf16")
+def test_the_precision_is_saved(lively_model, source, searched, tmp_path):
+    model = lively_model()
+    generation.set_paper_search(model)
+    model.generation_config.precision = "bf16"
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert torch.equal(again.generate(**source), model.generate(**source))
+    again.generate(**source, precision="fp32")
+    kinds = [type(search.vocabulary) for search in searched]
+    assert kinds == [engine.Bf16Linear, engine.Bf16Linear, engine.PackedLinear]
 
 
 @pytest.mark.parametrize("search", [PAPER, GREEDY])

@@ -124,6 +124,32 @@ def test_a_torch_without_these_kernels_multiplies_too(monkeypatch):
     assert kernels.packing_library.__wrapped__() is None
 
 
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bf16 kernels"
+)
+@pytest.mark.parametrize("num_rows", [1, 4, 80, 130])
+@pytest.mark.parametrize("then_relu", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(30, 20), (1024, 1024)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bf16_product_is_the_product_of_the_rounded_numbers(
+    num_rows, then_relu, inputs, outputs, dtype
+):
+    layers = [torch.nn.Linear(inputs, size).to(dtype) for size in (outputs, 7)]
+    x = torch.randn(num_rows, inputs)
+    found = kernels.Bf16Linear(layers, then_relu)(x)
+    assert found.dtype == (torch.bfloat16 if then_relu else torch.float32)
+    exact = torch.cat(
+        [
+            x.bfloat16().double() @ layer.weight.detach().bfloat16().double().T
+            + layer.bias.detach().bfloat16().double()
+            for layer in layers
+        ],
+        dim=1,
+    )
+    expected = exact.relu() if then_relu else exact
+    torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=2**-7)
+
+
 @pytest.mark.parametrize("num_rows", [1, 4, 80])
 @pytest.mark.parametrize("then_relu", [False, True])
 def test_an_int8_product_is_the_product_of_the_rounded_numbers(num_rows, then_relu, monkeypatch):

@@ -311,7 +311,7 @@ def _checkpoints_to_average(
         logger.warning("%s: passed over.", bad_files_text)
     best_step = None
     if not arguments and config.best_metric is not None:
-        best_step = (read_state(intact_checkpoints[-1]).get("best") or {}).get("step")
+        best_step = (read_state(intact_checkpoints[-1]).get("best_checkpoint") or {}).get("step")
     if ema:
         ema_checkpoint = [
             path for path in checkpoints(checkpoints_folder, unused_files) if path not in bad_files

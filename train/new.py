@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from ..console import shown
+from ..kernels_vanilla_transformer import has_bf16_instructions
 from .config import TrainConfig
 from .data.corpus import texts_of
 from .data.pairs import GARBLED
@@ -351,7 +352,7 @@ def has_fast_bf16() -> bool:
     """Return whether the GPU, or without one the CPU, has instructions for bf16."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return has_bf16_instructions()
 
 
 def _measure_steps_in(minutes: float, config: TrainConfig) -> tuple[int, float]:

@@ -50,12 +50,12 @@ SHARED_FOLDER = ", as in a folder that all machines share"
 # state of a run before its first step
 NEW_STATE = {
     "step": 0,
-    "skipped": 0,
+    "num_skipped": 0,
     "skipped_in_a_row": 0,
-    "is_late": False,
+    "is_save_postponed": False,
     "window": None,
-    "position": None,
-    "best": None,
+    "stream_position": None,
+    "best_checkpoint": None,
     "cooldown": None,
     "tokens_per_micro_batch": None,
     "seconds": 0.0,
@@ -227,8 +227,9 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
     user_config = config
     config = _fill_in_micro_batch_size(config, accelerator, model, run_state)
     step_dataset, saved_states = distribution.in_all_processes(
-        lambda: _make_step_dataset(
-            config, accelerator, model, data, collator, checkpoint, run_state
+        lambda: (
+            _make_step_dataset(config, accelerator, data, collator, run_state),
+            _read_saved_states(config, model, checkpoint),
         )
     )
     if isinstance(step_dataset, StreamedSteps):
@@ -258,10 +259,10 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         scheduler=make_scheduler(optimizer, learning_rate, steps_done=run_state["step"]),
         moving_average=moving_average,
         steps_done=run_state["step"],
-        stream_position=run_state["position"],
-        num_skipped=run_state["skipped"],
+        stream_position=run_state["stream_position"],
+        num_skipped=run_state["num_skipped"],
         skipped_in_a_row=run_state["skipped_in_a_row"],
-        is_save_postponed=run_state["is_late"],
+        is_save_postponed=run_state["is_save_postponed"],
         best_checkpoint=_saved_best_checkpoint(config, run_state),
         cooldown=cooldown,
         seconds_before=run_state["seconds"],
@@ -290,7 +291,7 @@ def metric_of(config: TrainConfig) -> str:
 
 
 def _saved_best_checkpoint(config: TrainConfig, run_state: dict[str, Any]) -> dict[str, Any] | None:
-    best: dict[str, Any] | None = run_state.get("best")
+    best: dict[str, Any] | None = run_state.get("best_checkpoint")
     # scores of different metrics cannot be compared, so another metric begins without a best one
     is_comparable = best is not None and config.best_metric and best["metric"] == metric_of(config)
     return best if is_comparable else None
@@ -337,7 +338,7 @@ def _lock_and_prepare_folder(
 
     distribution.in_all_processes(lock)
     # the main process creates files in the folder, which the other processes then find
-    prepared = distribution.main_process_first(lambda: _prepare_data(folder, config, resume))
+    prepared = distribution.main_process_first(lambda: _prepare_folder(folder, config, resume))
     checkpoint, _, tokenizer, data = prepared
     distribution.refuse_disagreement(
         {
@@ -351,9 +352,10 @@ def _lock_and_prepare_folder(
     return prepared
 
 
-def _prepare_data(
+def _prepare_folder(
     folder: Path, config: TrainConfig, resume: bool
 ) -> tuple[Path | None, str, PreTrainedTokenizerBase, Data]:
+    """Find the checkpoint to resume, make the run folder and its vocabulary, and read the data."""
     checkpoint, changes = _checkpoint_to_resume(folder, config, resume), ""
     if checkpoint is not None:
         old_config = read_recipe(folder)
@@ -422,29 +424,35 @@ def _make_or_load_model(
 def _make_step_dataset(
     config: TrainConfig,
     accelerator: Accelerator,
-    model: PreTrainedModel,
     data: Data,
     collator: Collator,
-    checkpoint: Path | None,
     run_state: dict[str, Any],
-) -> tuple[TrainingSteps | StreamedSteps, dict[str, Any]]:
-    """Return the steps, and the saved state of optimizer, gradient scaler and moving average."""
+) -> TrainingSteps | StreamedSteps:
+    """Return the steps of this process; refuse other data than that of a resumed run."""
     step_dataset = make_steps(
         config,
         data,
         collator,
         accelerator.num_processes,
         accelerator.process_index,
-        run_state["position"],
+        run_state["stream_position"],
         LAUNCH_TOKENS if accelerator.device.type == "cuda" else 0,
     )
+    if "data" in run_state:
+        _refuse_changed_data(data_identity(data, step_dataset), run_state["data"])
+    return step_dataset
+
+
+def _read_saved_states(
+    config: TrainConfig, model: PreTrainedModel, checkpoint: Path | None
+) -> dict[str, Any]:
+    """Read the state of optimizer, gradient scaler and moving average; none without checkpoint."""
     if checkpoint is None:
-        return step_dataset, {}
-    _refuse_changed_data(data_identity(data, step_dataset), run_state["data"])
+        return {}
     saved_states = checkpointing.read_optimizer_of(checkpoint, model)
     if config.ema_decay is not None:
         saved_states["moving_average"] = checkpointing.read_moving_average(checkpoint, model)
-    return step_dataset, saved_states
+    return saved_states
 
 
 def _record_start(run: Run, user_config: TrainConfig, changes: str, checkpoint: Path | None):

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from .. import TranslationPipeline
-from ..checks_vanilla_transformer import ENGINES
+from ..checks_vanilla_transformer import ENGINES, SEARCH_PRECISIONS
 from ..console import add_trust_flag, parse_flags
 from ..loading import load
 from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW, max_source_tokens
@@ -226,6 +226,13 @@ def add_search_flags(parser: argparse.ArgumentParser) -> None:
             f"--{name}", type=flag_type, default=argparse.SUPPRESS, help=help_text
         )
     add_language_flags(search_group)
+    search_group.add_argument(
+        "--precision",
+        choices=SEARCH_PRECISIONS,
+        default=argparse.SUPPRESS,
+        help="precision of the linear layers on a CPU: bf16 is faster than fp32 if the CPU has "
+        "instructions for it (that of the weights)",
+    )
     search_group.add_argument(
         "--int8",
         action="store_true",

@@ -353,7 +353,9 @@ def test_translation_with_a_trained_model_is_timed_and_scored(tmp_path, capsys, 
     assert natural.main([str(run), *search, "--output_dir", str(out)]) == 0
     section = json.loads((out / "study.json").read_text())["sections"]["natural"]
     rows = {row[0]: row for row in section["rows"]}
-    names = [natural.OURS, natural.OURS_INT8, natural.MARIAN, natural.MARIAN_UNSORTED]
+    ours = natural.our_searches(torch.device("cpu"), torch.float32)
+    assert {natural.OURS, *ours} <= {*natural.OUR_SEARCHES}
+    names = [*ours, natural.MARIAN, natural.MARIAN_UNSORTED]
     assert [name for name in rows if not name.startswith(natural.CTRANSLATE2)] == names
     assert rows[natural.MARIAN][1:4] == [1, 1, 1]
     # the same search in different batches

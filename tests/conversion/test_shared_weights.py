@@ -9,6 +9,7 @@ from library_models import KINDS, SENTENCES, make_bart, make_marian
 from transformers import LogitsProcessorList
 
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer.conversion import shared_weights
 from vanilla_transformer.conversion.shared_weights import SharedConversion
 
@@ -185,7 +186,10 @@ def test_a_conversion_has_one_type(pair):
     conversion = SharedConversion(model)
     conversion.for_engine()
     model.double()
-    assert conversion.for_engine() == (None, "weights on cpu must be float32, got float64")
+    assert conversion.for_engine() == (
+        None,
+        "weights must be float32, bfloat16 or float16, got float64",
+    )
     tensors = conversion._converted.state_dict().values()
     assert {tensor.dtype for tensor in tensors} == {torch.float64}
 
@@ -217,12 +221,25 @@ def test_a_pipeline_can_be_copied_after_a_translation(pair):
     assert translate(SENTENCES, **SEARCH) == expected
 
 
-def test_a_model_in_half_precision_runs_its_own_modules(pair, searched):
+def test_a_model_in_bf16_runs_its_own_modules_on_a_cpu_without_bf16(pair, searched, monkeypatch):
+    monkeypatch.setattr(engine, "has_bf16_instructions", lambda: False)
     model, tokenizer, languages = pair
-    model = copy.deepcopy(model).bfloat16()
-    translate = TranslationPipeline(model, tokenizer, **languages)
-    assert translate(SENTENCES, **SEARCH) == by_hand(model, tokenizer, languages)
+    half_model = copy.deepcopy(model).bfloat16()
+    translate = TranslationPipeline(half_model, tokenizer, **languages)
+    expected = by_hand(half_model, tokenizer, languages)
+    assert translate(SENTENCES, **SEARCH) == expected
+    assert translate(SENTENCES, **SEARCH, precision="bf16") == expected
     assert not searched
+    # in float32, with rounded weights and exact sinusoids
+    rounded_model = copy.deepcopy(model)
+    for name, parameter in rounded_model.named_parameters():
+        if "embed_positions" not in name:
+            parameter.data = parameter.data.bfloat16().float()
+    expected = by_hand(rounded_model, tokenizer, languages)
+    assert translate(SENTENCES, **SEARCH, precision="fp32") == expected
+    assert searched
+    with pytest.raises(ValueError, match=r"precision='bf16' needs .* no instructions for bf16"):
+        TranslationPipeline(model, tokenizer, **languages)(SENTENCES, precision="bf16")
 
 
 def test_the_modules_can_be_chosen(pair, searched):

@@ -309,7 +309,7 @@ def test_every_checkpoint_is_evaluated(corpus, tmp_path, losses):
     # step 7 is the last one
     assert evaluated == [2, 3, 4, 6, 7]
     # only checkpoints count, so the evaluation of step 3 does not
-    assert read_state(folder / "checkpoints/step-7")["best"]["step"] == 2
+    assert read_state(folder / "checkpoints/step-7")["best_checkpoint"]["step"] == 2
 
 
 def test_patience_goes_on_counting_after_a_resume(corpus, tmp_path, losses):
@@ -326,7 +326,7 @@ def test_patience_goes_on_counting_after_a_resume(corpus, tmp_path, losses):
     more = train_toys.toy_config(corpus, folder, **EACH_STEP, patience=5, max_steps=6)
     train(more, resume=True)
     assert losses == []
-    best = read_state(folder / "checkpoints/step-6")["best"]
+    best = read_state(folder / "checkpoints/step-6")["best_checkpoint"]
     assert best == {"metric": "loss", "step": 6, "score": 0.0, "later": 0}
 
 
@@ -340,7 +340,8 @@ def test_a_stopped_run_ends_as_one_that_was_not(corpus, tmp_path):
         train(config, resume=steps > 4)
     train_toys.assert_same_bits(tmp_path / "whole", tmp_path / "parts")
     bests = [
-        read_state(tmp_path / name / "checkpoints/step-9")["best"] for name in ("whole", "parts")
+        read_state(tmp_path / name / "checkpoints/step-9")["best_checkpoint"]
+        for name in ("whole", "parts")
     ]
     assert bests[0] == bests[1]
 

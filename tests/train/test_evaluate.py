@@ -733,6 +733,7 @@ def test_every_flag_reaches_the_evaluation(monkeypatch):
     languages = {"source_lang": "de", "target_lang": "en"}
     scoring = {"bleu_tokenizer": "none", "comet": "y", "against": "other", "output_dir": "out"}
     search = {"num_beams": 2, "length_penalty_alpha": 0.5, "max_extra_tokens": 3}
+    search["precision"] = "bf16"
     settings = {**data, **languages, **scoring, **search}
     flags = [f"--{name}={value}" for name, value in settings.items()]
     assert main(["run", *flags, "--int8"]) == 0

@@ -13,9 +13,10 @@ import torch
 import train_toys
 
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.cli import main
-from vanilla_transformer.kernels_vanilla_transformer import Int8Linear, PackedLinear
+from vanilla_transformer.kernels_vanilla_transformer import Bf16Linear, Int8Linear, PackedLinear
 from vanilla_transformer.loading import load, load_run
 from vanilla_transformer.train import evaluate, translate
 from vanilla_transformer.train.loop import train
@@ -43,8 +44,25 @@ def test_lines_come_back_in_order_whatever_their_lengths(run):
     assert len(set(together)) > 3
 
 
-@pytest.mark.parametrize("flags", [[], ["--int8"], ["--int8", "--num_beams", "1"]])
-def test_int8_is_a_flag(run, tmp_path, monkeypatch, flags):
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ([], PackedLinear),
+        (["--int8"], Int8Linear),
+        (["--int8", "--num_beams", "1"], Int8Linear),
+        (["--precision", "fp32"], PackedLinear),
+        pytest.param(
+            ["--precision", "bf16"],
+            Bf16Linear,
+            marks=pytest.mark.skipif(
+                not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+                reason="this CPU has no bf16 kernels",
+            ),
+        ),
+    ],
+)
+def test_the_precision_is_a_flag(run, tmp_path, monkeypatch, flags, kind):
+    monkeypatch.setattr(engine, "has_bf16_instructions", lambda: True)
     kinds = []
     begin = generation.begin_decoding
 
@@ -56,7 +74,7 @@ def test_int8_is_a_flag(run, tmp_path, monkeypatch, flags):
     (tmp_path / "lines.txt").write_text("ant bee cat\n")
     lines = list(translate.run([str(run), str(tmp_path / "lines.txt"), *flags], "translate"))
     assert len(lines) == 1
-    assert kinds == [Int8Linear if flags else PackedLinear]
+    assert kinds == [kind]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -103,16 +103,16 @@ COOLDOWN_SCHEMA = mapping(
 # entries of the state that a run needs to resume, besides those of `STATE_SCHEMA`
 RUN_STATE_SCHEMA = mapping(
     {
-        "skipped": whole_number(0),
+        "num_skipped": whole_number(0),
         "skipped_in_a_row": whole_number(0),
-        "is_late": TRUTH,
+        "is_save_postponed": TRUTH,
         "num_processes": whole_number(1),
         "tokens_per_micro_batch": whole_number(1),
         "data": mapping(),
         "window": or_null(WINDOW_SCHEMA),
-        "position": or_null(POSITION_SCHEMA),
+        "stream_position": or_null(POSITION_SCHEMA),
     },
-    {"best": or_null(BEST_SCHEMA), "cooldown": or_null(COOLDOWN_SCHEMA)},
+    {"best_checkpoint": or_null(BEST_SCHEMA), "cooldown": or_null(COOLDOWN_SCHEMA)},
 )
 
 

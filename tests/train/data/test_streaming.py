@@ -261,7 +261,7 @@ def test_a_resumed_streamed_run_equals_an_uninterrupted_one(tmp_path):
     # the first part ends in the middle of a block
     assert train(stream_settings(corpus, tmp_path / "run", max_steps=6))
     state = read_state(checkpoints(tmp_path / "run/checkpoints")[-1])
-    assert 0 < state["position"]["first_step"] < 6
+    assert 0 < state["stream_position"]["first_step"] < 6
     assert train(stream_settings(corpus, tmp_path / "run", num_workers=1), resume=True)
     train_toys.assert_same_bits(tmp_path / "run", tmp_path / "whole")
     reports = [line for line in read_metrics(tmp_path / "run") if "block" in line]
