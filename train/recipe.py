@@ -327,10 +327,9 @@ def _refuse_untrusted_code(recipe: str, config: TrainConfig, is_flag_given: bool
     if not is_flag_given:
         refuse_code(recipe, model_class)
     if not path.is_file():
-        raise ValueError(
-            f"model_class names {path}, which does not exist, so the copy "
-            f"{config.folder / path.name} would be run. {TRUST}"
-        )
+        copy = config.folder / path.name
+        consequence = f", so the copy {copy} would be run. {TRUST}" if copy.is_file() else "."
+        raise ValueError(f"model_class names {path}, which does not exist{consequence}")
 
 
 def _refuse_moved_run(recipe: Path, config: TrainConfig):

@@ -408,6 +408,14 @@ def test_a_recipe_of_others_runs_no_code(verb, corpus, tmp_path, monkeypatch, ca
     assert Path("ran").exists()
 
 
+def test_a_file_of_a_class_that_does_not_exist_is_named(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    train_toys.write_recipe(tmp_path / "toy.yaml", train_toys.toy_settings(corpus, "run"))
+    assert main(["train", "toy.yaml", "--model_class", "nowhere.py:Gated"]) == 1
+    said = capsys.readouterr().err
+    assert said == "error: model_class names nowhere.py, which does not exist.\n"
+
+
 def test_a_class_with_the_name_of_a_released_one_is_refused(corpus, tmp_path, forgotten):
     name = "VanillaTransformerForConditionalGeneration"
     text = GATED.replace("class Gated(", f"class {name}(").replace(
