@@ -80,6 +80,13 @@ def _small_model(width: int, inner_width: int, dropout: float) -> dict[str, Any]
 
 
 RULES = (
+    Rule(
+        4000,
+        1600,
+        "results/few-pairs/1600-pairs",
+        "few-pairs",
+        {"model": {"dropout": 0.3}, "bpe_dropout": 0.1},
+    ),
     Rule(10_000, 8000, "results/few-pairs", "few-pairs"),
     Rule(
         100_000,
@@ -128,6 +135,9 @@ RULES = (
         "paper-big-en-fr",
     ),
 )
+# a corpus with fewer pairs gets as many steps as one of this size: no run shows that fewer steps
+# are enough
+FEWEST_GROWING_PAIRS = 8000
 # settings that grow with the square root of the number of pairs
 STEP_NUMBER_SETTINGS = (
     "max_steps",
@@ -163,6 +173,8 @@ SETTING_REASONS = {
     "run, in the same share of all steps.",
     "cooldown_steps": "The learning rate decays linearly to zero at the end, in the same share of "
     "all steps.",
+    "bpe_dropout": "BPE-dropout: words are split into tokens at random, differently in each "
+    "epoch, which makes up for some of the text that so few pairs lack.",
     "max_grad_norm": "A gradient with a larger norm is clipped: one batch cannot spoil the model.",
     "eval_every_steps": "Steps between two evaluations of the validation loss.",
     "save_every_steps num_averaged_checkpoints": "The model of the run is the mean of its last "
@@ -333,9 +345,7 @@ def settings_for(pairs: int, most_steps: float = math.inf) -> tuple[Rule, TrainC
     """
     rule = next(rule for rule in RULES if pairs < rule.below)
     config = rule.config
-    # a corpus that is smaller than that of the smallest run gets as many steps as this run: no run
-    # shows that fewer steps are enough
-    growth = math.sqrt(max(pairs, RULES[0].pairs) / rule.pairs)
+    growth = math.sqrt(max(pairs, FEWEST_GROWING_PAIRS) / max(rule.pairs, FEWEST_GROWING_PAIRS))
     growth = min(growth, most_steps / config.max_steps)
     for name in STEP_NUMBER_SETTINGS:
         # 0 stays 0: some runs have no cooldown
@@ -414,7 +424,7 @@ def recipe_for(
     facts = {
         "pairs": f"{rule.pairs:,}",
         "steps": f"{rule.config.max_steps:,}",
-        "fewest": f"{RULES[0].pairs:,}",
+        "fewest": f"{FEWEST_GROWING_PAIRS:,}",
         "seconds": f"{step_seconds:.2g}",
         "peak": f"{learning_rate(config.warmup_steps):.2g}",
     }

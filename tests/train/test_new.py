@@ -30,7 +30,20 @@ from vanilla_transformer.train.schedule import learning_rate_of
 
 DATA = ["--source_lang", "en", "--target_lang", "de"]
 COUNTS = Counts(8000, ("en", "de"), (60.0, 70.0), (11.0, 12.0))
-SIZES = (10, 9_999, 10_000, 99_999, 100_000, 999_999, 1_000_000, 9_999_999, 10_000_000, 10**9)
+SIZES = (
+    10,
+    3999,
+    4000,
+    9_999,
+    10_000,
+    99_999,
+    100_000,
+    999_999,
+    1_000_000,
+    9_999_999,
+    10_000_000,
+    10**9,
+)
 
 
 @pytest.fixture(autouse=True)
