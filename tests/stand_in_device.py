@@ -220,8 +220,14 @@ def main():
             engine.nn.Parameter = OnDevice
             found = {"refusal": engine.reason_against_engine(model), **search(model, inputs)}
             found["training"] = train(copy.deepcopy(model), inputs)
-            found["float16"] = search(copy.deepcopy(model).half(), inputs)
-            found["bfloat16"] = search(model.bfloat16(), inputs)
+            # otherwise torch changes the dtype of a weight, and the numbers behind it stay
+            torch.__future__.set_overwrite_module_params_on_conversion(True)
+            for dtype_name in ("float16", "bfloat16"):
+                half_model = copy.deepcopy(model).to(getattr(torch, dtype_name))
+                half_model.tie_weights()
+                weight = half_model.lm_head.weight
+                assert weight.inner.dtype == weight.dtype == half_model.dtype
+                found[dtype_name] = search(half_model, inputs)
     print(json.dumps({"expected": expected, "found": found}))
 
 
