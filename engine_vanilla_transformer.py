@@ -301,8 +301,8 @@ class SearchEngine:
         # [B, h, d_k, S] and [B, h, S, d_v]
         keys = [part.permute(0, 2, 3, 1).contiguous() for part in layer_parts[::2]]
         values = [part.transpose(1, 2).contiguous() for part in layer_parts[1::2]]
-        is_captured = memory.device.type in CAPTURING_DEVICES
-        decoding_class = CapturedDecoding if is_captured else EngineDecoding
+        captures_steps = memory.device.type in CAPTURING_DEVICES
+        decoding_class = CapturedDecoding if captures_steps else EngineDecoding
         return decoding_class(self, keys, values, source_tokens.bias(num_heads, memory.dtype))
 
 
@@ -447,6 +447,9 @@ class EngineDecoding(Decoding):
                 bias = self.memory_bias.unflatten(0, (-1, self.num_heads))
                 self.memory_bias = bias.index_select(0, kept_sentences).flatten(0, 1)
             self.is_visible = self.is_visible.index_select(0, kept_sentences)
+        if parents.shape[1] == 1:
+            # the only hypothesis of a sentence continues itself
+            return
         # a hypothesis with a score of -inf may have a parent that does not exist, because the first
         # step has one row per sentence
         parents = parents.clamp(max=self.is_visible.shape[1] - 1)
@@ -500,10 +503,23 @@ class CapturedDecoding(EngineDecoding):
         memory_bias: 0 for a source token, -inf for padding, [B * h, 1, S]; None without padding.
     """
 
+    is_captured = True
     first_slots = FIRST_CAPTURED_SLOTS
     # a new capture pays off when half of the sentences leave the batch
     min_finished_share = 0.5
     _replay: Callable[[], None] | None = None
+
+    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+        """Do some work once, and capture it as a CUDA graph.
+
+        Args:
+            compute: Function that reads and writes the same existing tensors in each call, and
+                never waits for the device.
+
+        Returns:
+            Function that repeats the work.
+        """
+        return captured(compute, self.is_visible.device)
 
     def step(self, ids: Tensor) -> Tensor:
         """Read the tokens that were added since the last call, and score the next token.
@@ -512,8 +528,8 @@ class CapturedDecoding(EngineDecoding):
             ids: All tokens of each hypothesis, [B, R, T].
 
         Returns:
-            Logits in float32, [B, R, V], which the next call overwrites; in the first call one row
-            for each sentence, [B, 1, V].
+            Logits in float32, [B, R, V]; the next call overwrites them and returns the same tensor,
+            if it repeats the captured step. In the first call one row for each sentence, [B, 1, V].
         """
         # not captured: the first step has one hypothesis per sentence, and may read a prompt of
         # several tokens
@@ -535,10 +551,10 @@ class CapturedDecoding(EngineDecoding):
             self.position.copy_(positions[-1])
         if replay is None:
             # `captured` also computes the step once
-            self._replay = captured(self._read_into_buffers, self.is_visible.device)
+            self._replay = self.capture(self._read_into_buffers)
         else:
             replay()
-        return self.logits.view(*ids.shape[:2], -1)
+        return self.logits
 
     def _make_buffers(self, num_rows: int):
         device = self.is_visible.device
@@ -548,7 +564,7 @@ class CapturedDecoding(EngineDecoding):
         self.tokens = self.row_indices.new_empty(self.num_sentences, num_rows)
         d_model = self.engine.stacks["decoder"].embedding.embedding_dim
         self.position = self.keys[0].new_zeros(d_model)
-        logits_shape = self.num_sentences * num_rows, self.engine.num_tokens
+        logits_shape = self.num_sentences, num_rows, self.engine.num_tokens
         self.logits = torch.empty(logits_shape, dtype=torch.float32, device=device)
 
     def _read_into_buffers(self):
@@ -557,7 +573,7 @@ class CapturedDecoding(EngineDecoding):
         )
         bias = self._attention_bias(self.is_visible)
         states = self._compute_states(self.tokens, self.position, self.new_slots, slice(None), bias)
-        self.logits.copy_(self.engine.vocabulary(states))
+        self.logits.copy_(self.engine.vocabulary(states).view_as(self.logits))
 
     def reorder(self, parents: Tensor, kept_sentences: Tensor | None = None):
         """Reorder the hypotheses after a step, and remove finished sentences.
@@ -569,10 +585,10 @@ class CapturedDecoding(EngineDecoding):
         """
         mask_buffer = self.is_visible
         super().reorder(parents, kept_sentences)
-        if kept_sentences is None and mask_buffer.shape == self.is_visible.shape:
-            self.is_visible = mask_buffer.copy_(self.is_visible)
-        else:
+        if kept_sentences is not None or mask_buffer.shape != self.is_visible.shape:
             self._replay = None
+        elif mask_buffer is not self.is_visible:
+            self.is_visible = mask_buffer.copy_(self.is_visible)
 
 
 class _Stack:

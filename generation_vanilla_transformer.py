@@ -585,9 +585,9 @@ class EngineModel:
         if self._num_beams > 1 and not (
             config.do_sample or config.output_scores or config.output_logits
         ):
-            self._rules = TokenRules.of(processors)
             num_end_tokens = config._eos_token_tensor.shape[0]
-            self._num_candidates = max(2, 1 + num_end_tokens) * self._num_beams
+            num_candidates = max(2, 1 + num_end_tokens) * self._num_beams
+            self._rules = TokenRules.of(processors, num_candidates)
         # log-probabilities and tokens of the candidates in this step, [B * K, C] each; None if the
         # search receives all tokens
         self._step_candidates: tuple[Tensor, Tensor] | None = None
@@ -610,12 +610,11 @@ class EngineModel:
         logits = self._decoding.step(input_ids.view(-1, self._num_beams, length))  # [B, 1 or K, V]
         num_repeats = self._num_beams // logits.shape[1]
         logits = logits.flatten(0, 1)
-        candidates = None
-        if self._rules is not None:
-            candidates = self._rules.likeliest(logits, self._num_candidates, length)
-        if candidates is None:
+        suppressed = None if self._rules is None else self._rules.suppressed(length, logits)
+        if self._rules is None or suppressed is None:
             self._step_candidates = None
             return Seq2SeqLMOutput(logits=logits.repeat_interleave(num_repeats, dim=0)[:, None])
+        candidates = self._rules.likeliest(logits, suppressed)
         scores, tokens = (it.repeat_interleave(num_repeats, dim=0) for it in candidates)
         self._step_candidates = scores, tokens
         return Seq2SeqLMOutput(logits=scores[:, None])
@@ -832,7 +831,8 @@ def reason_for_modules(
             return f"{name} is set"
     if config.return_dict_in_generate and config.engine != "required":
         return (
-            "return_dict_in_generate is set, and engine='required', which returns no cache, is not"
+            "return_dict_in_generate is set, and the engine returns no cache "
+            "(engine='required' allows this)"
         )
     if config.use_cache is False:
         return "use_cache is False"

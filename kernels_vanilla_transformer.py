@@ -417,26 +417,27 @@ def _is_available_and_correct(library: str) -> bool:
     return True
 
 
-def likeliest(logits: Tensor, count: int, suppressed: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+def likeliest(
+    logits: Tensor, count: int, suppressed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the most probable tokens of each row; the logits are overwritten.
 
     Args:
         logits: Scores of all tokens in float32, [rows, V].
         count: C, number of tokens to return.
-        suppressed: Tokens that are never returned; their probabilities still count in the sum that
-            normalizes the others.
+        suppressed: Tokens that are never returned, on the device of the logits; their probabilities
+            still count in the sum that normalizes the others.
 
     Returns:
         Log-probabilities and tokens, most probable first, [rows, C] each.
     """
-    if not suppressed:
+    if suppressed is None or not len(suppressed):
         best_logits, tokens = largest(logits, count)
         return best_logits - log_sum_exp_(logits, best_logits[:, :1]), tokens
-    suppressed_index = torch.tensor(suppressed, device=logits.device)
-    suppressed_logits = logits[:, suppressed_index]
-    logits[:, suppressed_index] = -torch.inf
+    suppressed_logits = logits[:, suppressed]
+    logits.index_fill_(1, suppressed, -torch.inf)
     best_logits, tokens = largest(logits, count)
-    logits[:, suppressed_index] = suppressed_logits
+    logits.index_copy_(1, suppressed, suppressed_logits)
     highest = torch.cat((best_logits[:, :1], suppressed_logits), dim=1).amax(dim=1, keepdim=True)
     return best_logits - log_sum_exp_(logits, highest), tokens
 

@@ -514,7 +514,8 @@ class TranslationPipeline(Pipeline):
             if not isinstance(text, str):
                 raise TypeError(
                     f"each text must be a string, got {type(text).__name__} "
-                    f"({_short_repr(text)}). KeyDataset(dataset, column) takes a dataset's column."
+                    f"({_short_repr(text)}). For a column of a dataset, pass KeyDataset(dataset, "
+                    "column) of transformers.pipelines.pt_utils."
                 )
             try:
                 text.encode()
@@ -758,8 +759,8 @@ class TranslationPipeline(Pipeline):
         for name, value in call_settings.target_settings.items():
             if is_for_each_text(name, value):
                 raise ValueError(
-                    f"{name} must be for all texts that come from an iterator, got a list with one "
-                    "for each text: pass the texts as a list."
+                    f"{name} must be one value if the texts come from an iterator, got a list of "
+                    "values: pass the texts as a list."
                 )
         texts = iter(texts)
         while window_texts := list(islice(texts, window_size)):
@@ -914,8 +915,8 @@ class TranslationPipeline(Pipeline):
         values = value if is_for_each_text(name, value) else [value] * len(texts)
         if len(values) != len(texts):
             raise ValueError(
-                f"{name} must be for all texts, or a list with one for each of the {len(texts)} "
-                f"texts, got {len(values)}."
+                f"{name} must be one value for all texts, or a list with one for each of the "
+                f"{len(texts)} texts, got {len(values)}."
             )
         for text_value in values:
             text_items = [text_value] if name == "target_prefix" else text_value

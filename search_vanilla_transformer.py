@@ -10,9 +10,9 @@ target with its start token.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,10 +43,12 @@ class Decoding:
         is_fixed: Whether every sentence must stay in the batch until the search ends.
         min_finished_share: Smallest share of finished sentences in the batch at which they are
             removed.
+        is_captured: Whether work on the device can be captured and replayed, with `capture`.
     """
 
     is_fixed = False
     min_finished_share = 0.1
+    is_captured = False
 
     def step(self, ids: Tensor) -> Tensor:
         """Read the tokens that were added since the last call, and score the next token.
@@ -68,6 +70,18 @@ class Decoding:
             parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
             kept_sentences: Indices of the sentences that stay in the batch, [B']; None if all do.
+        """
+        raise NotImplementedError
+
+    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+        """Do some work once, and capture it.
+
+        Args:
+            compute: Function that reads and writes the same existing tensors in each call, and
+                never waits for the device.
+
+        Returns:
+            Function that repeats the work without running the Python code again.
         """
         raise NotImplementedError
 
@@ -195,6 +209,33 @@ class Hypotheses:
             torch.cat((self.scores, other.scores), dim=1),
         )
 
+    def overwrite(self, other: "Hypotheses"):
+        """Copy other hypotheses into the tensors of these.
+
+        Args:
+            other: Hypotheses of the same shapes.
+        """
+        self.ids.copy_(other.ids)
+        self.origins.copy_(other.origins)
+        self.scores.copy_(other.scores)
+
+    def replaced(self, is_replaced: Tensor, others: "Hypotheses") -> "Hypotheses":
+        """Replace some hypotheses.
+
+        Args:
+            is_replaced: Which hypotheses are replaced, [B, C] or [B, 1].
+            others: Hypotheses of the same shapes, from which the new ones are taken.
+
+        Returns:
+            The hypotheses, [B, C, ...].
+        """
+        is_wide = is_replaced[:, :, None]
+        return Hypotheses(
+            torch.where(is_wide, others.ids, self.ids),
+            torch.where(is_wide, others.origins, self.origins),
+            torch.where(is_replaced, others.scores, self.scores),
+        )
+
     def of_sentences(self, index: Tensor) -> "Hypotheses":
         """Keep the hypotheses of some sentences.
 
@@ -207,6 +248,15 @@ class Hypotheses:
         return Hypotheses(self.ids[index], self.origins[index], self.scores[index])
 
 
+class _CapturedSelection(NamedTuple):
+    """Selection of one step, captured on the device, and the tensors that it reads and writes."""
+
+    replay: Callable[[], None]
+    logits: Tensor
+    suppressed: Tensor
+    is_finished: Tensor
+
+
 class PaperBeamSearch:
     """Beam search over a batch of sentences. Section 6.1.
 
@@ -216,6 +266,9 @@ class PaperBeamSearch:
     can still become one of the best, or when it reaches its maximum length. If a sentence then has
     too few complete hypotheses, open hypotheses are returned without an end token. Finished
     sentences leave the batch.
+
+    Where the decoder captures its steps, the selection of a step is captured too, if it needs
+    nothing but the logits.
 
     Args:
         decoding: Decoder, before its first step.
@@ -238,39 +291,30 @@ class PaperBeamSearch:
         self.decoding = decoding
         self.config = config
         self.logits_processor = logits_processor
-        # without rules, every token is scored, as other processors and an output of scores need it
-        self.rules = None
-        if not (config.output_scores or config.output_logits):
-            self.rules = TokenRules.of(logits_processor)
-        # `limits` and `end_tokens` below replace these criteria, so that no step calls them
-        replaced_criteria = (MaxLengthCriteria, EosTokenCriteria, SentenceLengthCriteria)
-        self.stopping_criteria = StoppingCriteriaList(
-            criterion
-            for criterion in stopping_criteria
-            if not isinstance(criterion, replaced_criteria)
-        )
         self.num_beams = config.num_beams
         self.num_returned = config.num_return_sequences
-        self.alpha = alpha
-        end_token_tensors = [
-            c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)
-        ]
-        self.end_tokens = (
-            torch.cat(end_token_tensors) if end_token_tensors else config._eos_token_tensor
-        )
+        self.end_tokens, self.stopping_criteria = separate_ends(stopping_criteria, input_ids)
         padding_tensor = config._pad_token_tensor
         self.padding_id = int(self.end_tokens[0] if padding_tensor is None else padding_tensor)
         # each beam may end with any of the end tokens, and K hypotheses must still stay open
         self.num_candidates = max(2, 1 + len(self.end_tokens)) * self.num_beams
+        # without rules, every token is scored, as other processors and an output of scores need it
+        self.rules = None
+        if not (config.output_scores or config.output_logits):
+            self.rules = TokenRules.of(logits_processor, self.num_candidates)
         self.num_sentences = input_ids.shape[0] // self.num_beams
         self.prompt_length = input_ids.shape[1]
         self.limits = new_token_limits(stopping_criteria, config, input_ids, self.num_sentences)
         self.first_limit = int(self.limits.min())
         # for each sentence that is still searched, its index in the original batch
         self.sentence_indices = torch.arange(self.num_sentences, device=input_ids.device)
-        self.has_result = [False] * self.num_sentences
 
-        length = self.prompt_length + int(self.limits.max())
+        most_new_tokens = int(self.limits.max())
+        length = self.prompt_length + most_new_tokens
+        # penalty of each number of new tokens
+        lengths = torch.arange(most_new_tokens + 2, dtype=torch.float64)
+        penalties = torch.as_tensor(length_penalty(lengths, alpha, config.length_penalty))
+        self.penalties = penalties.float().to(input_ids.device)
         shape = (self.num_sentences, self.num_beams)
         ids = input_ids.new_full((*shape, length), self.padding_id)
         ids[:, :, : self.prompt_length] = input_ids.view(*shape, -1)
@@ -283,6 +327,8 @@ class PaperBeamSearch:
         self.complete = Hypotheses(ids, origins, no_scores)
         self.results = Hypotheses(ids.clone(), origins.clone(), no_scores.clone())
         self.record: dict[str, list[Tensor]] = {"scores": [], "logits": []}
+        self.chosen_beams = torch.zeros_like(ids[:, :, 0])
+        self._captured: _CapturedSelection | None = None
 
     def run(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
         """Search until every sentence is finished.
@@ -298,27 +344,62 @@ class PaperBeamSearch:
         while not is_search_finished:
             step += 1
             # `tolist` makes the CPU wait for the device, once in each step
-            finished_flags = self._advance(*self._next_scores(step), step).tolist()
+            finished_flags = self._take_step(step).tolist()
             is_search_finished = all(finished_flags)
             self._remove_finished(finished_flags, is_search_finished)
         self.decoding.finish()
         return self._output()
 
-    def _next_scores(self, step: int) -> tuple[Tensor, Tensor | None]:
-        """Return log-probabilities of C next tokens of each open hypothesis, and these tokens.
-
-        Both have the shape [B, R, C]. If all tokens are scored, C = V, the tokens are None.
-        """
+    def _take_step(self, step: int) -> Tensor:
+        """Add a token to each hypothesis, and return which sentences are finished, [B]."""
         length = self.prompt_length + step - 1
+        logits = self.decoding.step(self.open.ids[:, :, :length])  # [B, R, V]
+        suppressed = None if self.rules is None else self.rules.suppressed(length, logits)
+        if self.rules is None or suppressed is None:
+            log_probs, tokens = self._log_probs(logits, length), None
+        elif self._can_capture(logits, step):
+            return self._take_captured_step(self.rules, logits, suppressed, step)
+        else:
+            log_probs, tokens = self.rules.likeliest(logits, suppressed)
+        self._captured = None
+        return self._freeze_finished(self._advance(log_probs, tokens, step))
+
+    def _can_capture(self, logits: Tensor, step: int) -> bool:
+        """Return whether the selection of a step is like that of the next one."""
+        is_first_step = logits.shape[1] < self.num_beams
+        is_constant = not (is_first_step or self.stopping_criteria or step >= self.first_limit)
+        return is_constant and self.decoding.is_captured
+
+    def _take_captured_step(
+        self, rules: "TokenRules", logits: Tensor, suppressed: Tensor, step: int
+    ) -> Tensor:
+        """Repeat the captured selection, or capture it if it has read other tensors."""
+        selection = self._captured
+        if selection and selection.logits is logits and selection.suppressed is suppressed:
+            selection.replay()
+            return selection.is_finished
+        open_hypotheses, complete, chosen_beams = self.open, self.complete, self.chosen_beams
+        is_finished = torch.empty_like(self.sentence_indices, dtype=torch.bool)
+        step_tensor = self.sentence_indices.new_full((1,), step)
+
+        def select():
+            log_probs, tokens = rules.likeliest(logits, suppressed)
+            is_finished.copy_(self._freeze_finished(self._advance(log_probs, tokens, step_tensor)))
+            open_hypotheses.overwrite(self.open)
+            complete.overwrite(self.complete)
+            chosen_beams.copy_(self.chosen_beams)
+            self.open, self.complete, self.chosen_beams = open_hypotheses, complete, chosen_beams
+            step_tensor.add_(1)
+
+        replay = self.decoding.capture(select)
+        self._captured = _CapturedSelection(replay, logits, suppressed, is_finished)
+        return is_finished
+
+    def _log_probs(self, logits: Tensor, length: int) -> Tensor:
+        """Return the processed log-probabilities of all tokens, [B, K, V]."""
         ids = self.open.ids[:, :, :length]
-        logits = self.decoding.step(ids)  # [B, R, V]
         num_rows, vocab_size = logits.shape[1:]
         logits = logits.flatten(0, 1)  # [B * R, V]
-        if self.rules is not None:
-            candidates = self.rules.likeliest(logits, self.num_candidates, length)
-            if candidates is not None:
-                scores, tokens = (it.view(-1, num_rows, self.num_candidates) for it in candidates)
-                return scores, tokens
         if self.config.return_dict_in_generate and self.config.output_logits:
             # a copy, because the next step may overwrite the logits; the first step may return one
             # row for all beams of a sentence
@@ -330,7 +411,7 @@ class PaperBeamSearch:
         log_probs = self._process(ids.flatten(0, 1), log_probs)
         if self.config.return_dict_in_generate and self.config.output_scores:
             self.record["scores"].append(log_probs)
-        return log_probs.view(-1, self.num_beams, vocab_size), None
+        return log_probs.view(-1, self.num_beams, vocab_size)
 
     def _process(self, ids: Tensor, log_probs: Tensor) -> Tensor:
         if not self.logits_processor:
@@ -349,14 +430,23 @@ class PaperBeamSearch:
         all_log_probs[remaining_rows] = log_probs
         return self.logits_processor(all_ids, all_log_probs)[remaining_rows]
 
-    def _advance(self, log_probs: Tensor, tokens: Tensor | None, step: int) -> Tensor:
-        """Take one step, and return which sentences are finished, [B]."""
-        candidates, beams = self._choose_candidates(log_probs, tokens, step)
-        is_ended = self._find_ends(candidates, step)  # [B, C]
+    def _freeze_finished(self, is_finished: Tensor) -> Tensor:
+        """Continue no hypothesis of a finished sentence, so that its results stay as they are."""
+        self.open.scores = self.open.scores.masked_fill(is_finished[:, None], -torch.inf)
+        return is_finished
 
-        scores = candidates.scores / self._penalty(step)
+    def _advance(self, log_probs: Tensor, tokens: Tensor | None, step: int | Tensor) -> Tensor:
+        """Select the hypotheses of a step, and return which sentences are finished, [B].
+
+        The number of the step, counted from 1, is a tensor, [1], if the selection is captured.
+        """
+        candidates, tokens, beams = self._choose_candidates(log_probs, tokens, step)
+        is_ended = self._find_ends(candidates, tokens, step)  # [B, C]
+
+        scores = candidates.scores / self.penalties[step]
         scores = scores.masked_fill(~is_ended, -torch.inf)
         ended_candidates = Hypotheses(candidates.ids, candidates.origins, scores)
+        complete_before = self.complete
         self.complete = self.complete.joined(ended_candidates).best(self.num_beams)
 
         candidates.scores = candidates.scores.masked_fill(is_ended, -torch.inf)
@@ -366,23 +456,30 @@ class PaperBeamSearch:
         self.chosen_beams = beams.gather(1, chosen_index)
 
         at_limit = step >= self.limits
-        if step >= self.first_limit:
-            scores = self.open.scores / self._penalty(step)
+        # steps at a limit are not captured
+        if not isinstance(step, Tensor) and step >= self.first_limit:
+            scores = self.open.scores / self.penalties[step]
             truncated = Hypotheses(self.open.ids, self.open.origins, scores)
             self._fill_with_truncated(at_limit, truncated)
+            # complete hypotheses come before truncated ones, whatever their scores: they are not
+            # sorted again
+            self.complete = self.complete.replaced((step > self.limits)[:, None], complete_before)
         # upper bound of the final score: the log-probability can only decrease, and the penalty
         # grows or falls with the length, so it is most favorable at the next or the maximum length
         best_open = self.open.scores.amax(dim=1)
         attainable = torch.maximum(
-            best_open / self._penalty(step + 1), best_open / self._penalty(self.limits)
+            best_open / self.penalties[step + 1], best_open / self.penalties[self.limits]
         )
         worst_returned = self.complete.scores[:, self.num_returned - 1]
         return at_limit | (worst_returned >= attainable)
 
     def _choose_candidates(
-        self, log_probs: Tensor, tokens: Tensor | None, step: int
-    ) -> tuple[Hypotheses, Tensor]:
-        """Return the most probable continuations of each sentence and their beams, [B, C] each."""
+        self, log_probs: Tensor, tokens: Tensor | None, step: int | Tensor
+    ) -> tuple[Hypotheses, Tensor, Tensor]:
+        """Return the most probable continuations of each sentence, their tokens and beams.
+
+        All have the shape [B, C].
+        """
         num_rows, num_tokens = log_probs.shape[1:]
         totals = (log_probs + self.open.scores[:, :num_rows, None]).flatten(1)  # [B, R * V]
         scores, index = totals.topk(min(self.num_candidates, totals.shape[1]), dim=1)
@@ -391,25 +488,28 @@ class PaperBeamSearch:
         candidates = self.open.pick(beams)
         candidates.scores = scores
         self._append(candidates, tokens, beams, step)
-        return candidates, beams
+        return candidates, tokens, beams
 
-    def _append(self, candidates: Hypotheses, tokens: Tensor, beams: Tensor, step: int):
-        candidates.ids[:, :, self.prompt_length + step - 1] = tokens
-        candidates.origins[:, :, step - 1] = self.sentence_indices[:, None] * self.num_beams + beams
+    def _append(self, candidates: Hypotheses, tokens: Tensor, beams: Tensor, step: int | Tensor):
+        origins = self.sentence_indices[:, None] * self.num_beams + beams
+        for rows, start, new in (
+            (candidates.ids, self.prompt_length - 1, tokens),
+            (candidates.origins, -1, origins),
+        ):
+            if isinstance(step, Tensor):
+                rows.index_copy_(2, start + step, new[:, :, None])
+            else:
+                rows[:, :, start + step] = new
 
-    def _choose_open(self, candidates: Hypotheses, step: int) -> tuple[Tensor, Tensor]:
+    def _choose_open(self, candidates: Hypotheses, step: int | Tensor) -> tuple[Tensor, Tensor]:
         """Return scores and indices of the candidates that stay open, best first, [B, K] each."""
         scores, index = candidates.scores.topk(self.num_beams, dim=1)
         return scores, index
 
-    def _penalty(self, length: int | Tensor) -> float | Tensor:
-        return length_penalty(length, self.alpha, self.config.length_penalty)
-
-    def _find_ends(self, candidates: Hypotheses, step: int) -> Tensor:
-        length = self.prompt_length + step
-        is_ended = torch.isin(candidates.ids[:, :, length - 1], self.end_tokens)
+    def _find_ends(self, candidates: Hypotheses, tokens: Tensor, step: int | Tensor) -> Tensor:
+        is_ended = torch.isin(tokens, self.end_tokens)
         if self.stopping_criteria:
-            ids = candidates.ids[:, :, :length].flatten(0, 1)
+            ids = candidates.ids[:, :, : self.prompt_length + step].flatten(0, 1)
             scores = tuple(self.record["scores"]) or None
             is_ended = is_ended | self.stopping_criteria(ids, scores).view_as(is_ended)
         return is_ended
@@ -418,32 +518,17 @@ class PaperBeamSearch:
         """Fill missing complete hypotheses of sentences at their limit with truncated ones."""
         is_missing = at_limit[:, None] & (self.complete.scores == -torch.inf)  # [B, K]
         truncated = truncated.pick((is_missing.cumsum(dim=1) - 1).clamp(min=0))
-        wide_missing = is_missing[:, :, None]
-        self.complete = Hypotheses(
-            torch.where(wide_missing, truncated.ids, self.complete.ids),
-            torch.where(wide_missing, truncated.origins, self.complete.origins),
-            torch.where(is_missing, truncated.scores, self.complete.scores),
-        )
+        self.complete = self.complete.replaced(is_missing, truncated)
 
     def _remove_finished(self, finished_flags: list[bool], is_search_finished: bool):
-        """Store results of finished sentences, shrink the batch if worthwhile, reorder beams."""
-        new_rows = [
-            row
-            for row, is_finished in enumerate(finished_flags)
-            if is_finished and not self.has_result[row]
-        ]
-        if new_rows:
-            row_tensor = self.sentence_indices.new_tensor(new_rows)
-            sentences = self.sentence_indices[row_tensor]
-            self.results.ids[sentences] = self.complete.ids[row_tensor]
-            self.results.origins[sentences] = self.complete.origins[row_tensor]
-            self.results.scores[sentences] = self.complete.scores[row_tensor]
-            for row in new_rows:
-                self.has_result[row] = True
+        """Remove finished sentences from the batch if worthwhile, and reorder the beams."""
         if is_search_finished:
+            self._store_results()
             return
         kept_sentences = None
         if is_worth_shrinking(self.decoding, finished_flags):
+            self._store_results()
+            self._captured = None
             kept_rows = [row for row, is_finished in enumerate(finished_flags) if not is_finished]
             kept_sentences = self.sentence_indices.new_tensor(kept_rows)
             self.open = self.open.of_sentences(kept_sentences)
@@ -452,8 +537,13 @@ class PaperBeamSearch:
             self.limits = self.limits[kept_sentences]
             self.sentence_indices = self.sentence_indices[kept_sentences]
             self.first_limit = int(self.limits.min())
-            self.has_result = [self.has_result[row] for row in kept_rows]
         self.decoding.reorder(self.chosen_beams, kept_sentences)
+
+    def _store_results(self):
+        """Store the complete hypotheses of the batch; those of unfinished sentences come later."""
+        self.results.ids[self.sentence_indices] = self.complete.ids
+        self.results.origins[self.sentence_indices] = self.complete.origins
+        self.results.scores[self.sentence_indices] = self.complete.scores
 
     def _refuse_missing_results(self):
         """Refuse to return a hypothesis with a token that a processor has forbidden."""
@@ -509,39 +599,48 @@ def greedy_search(
     """
     num_sentences, length = input_ids.shape
     padding_id = int(config._pad_token_tensor)
-    ids = input_ids.new_full((num_sentences, longest_target(stopping_criteria, config)), padding_id)
+    limits = length + new_token_limits(stopping_criteria, config, input_ids, num_sentences)
+    first_limit = int(limits.min())
+    ids = input_ids.new_full((num_sentences, int(limits.max())), padding_id)
     ids[:, :length] = input_ids
+    end_tokens, other_criteria = separate_ends(stopping_criteria, input_ids)
     # for each sentence that is still searched, its index in the original batch
     sentence_indices = torch.arange(num_sentences, device=ids.device)
     is_done = torch.zeros_like(sentence_indices, dtype=torch.bool)
-    rules = TokenRules.of(logits_processor)
-    # for each sentence in the batch, whether it is finished; in CPU memory
-    finished_flags = [False] * num_sentences
-    while not all(finished_flags):
+    # the only hypothesis of a sentence always continues itself
+    parents = torch.zeros_like(sentence_indices)[:, None]
+    rules = TokenRules.of(logits_processor, 1)
+    is_search_finished = False
+    while not is_search_finished:
         logits = decoding.step(ids[sentence_indices, None, :length])[:, 0]  # [B, V]
-        suppressed = None if rules is None else rules.suppressed(length, logits.shape[1])
+        suppressed = None if rules is None else rules.suppressed(length, logits)
         if suppressed is None:
             # a processor may identify each row by its index in the original batch, so all rows of
             # this batch are restored
             all_logits = logits.new_zeros(num_sentences, logits.shape[1])
             all_logits.index_copy_(0, sentence_indices, logits)
             logits = logits_processor(ids[:, :length], all_logits)[sentence_indices]
-        elif suppressed:
-            logits[:, torch.tensor(suppressed, device=logits.device)] = -torch.inf
-        ids[sentence_indices, length] = logits.argmax(dim=-1).masked_fill_(
-            is_done[sentence_indices], padding_id
-        )
+        elif len(suppressed):
+            logits.index_fill_(1, suppressed, -torch.inf)
+        tokens = logits.argmax(dim=-1).masked_fill_(is_done, padding_id)
+        ids[:, length].index_copy_(0, sentence_indices, tokens)
         length += 1
-        is_done |= stopping_criteria(ids[:, :length], None)
-        finished_flags = is_done[sentence_indices].tolist()
+        is_done |= torch.isin(tokens, end_tokens)
+        if length >= first_limit:
+            is_done |= length >= limits[sentence_indices]
+        if other_criteria:
+            is_done |= other_criteria(ids[:, :length], None)[sentence_indices]
+        finished_flags = is_done.tolist()
+        is_search_finished = all(finished_flags)
         kept_sentences = None
-        if not all(finished_flags) and is_worth_shrinking(decoding, finished_flags):
+        if not is_search_finished and is_worth_shrinking(decoding, finished_flags):
             kept_sentences = sentence_indices.new_tensor(
                 [row for row, is_finished in enumerate(finished_flags) if not is_finished]
             )
             sentence_indices = sentence_indices[kept_sentences]
-            finished_flags = [False] * len(kept_sentences)
-        decoding.reorder(torch.zeros_like(sentence_indices)[:, None], kept_sentences)
+            is_done = torch.zeros_like(sentence_indices, dtype=torch.bool)
+            parents = parents[: len(kept_sentences)]
+        decoding.reorder(parents, kept_sentences)
     decoding.finish()
     return ids[:, :length]
 
@@ -563,6 +662,7 @@ class TokenRules:
     With these rules, a search can select the most probable tokens without calling the processors.
 
     Args:
+        count: C, number of tokens that a step selects for each hypothesis.
         forbidden: Pairs of a length and tokens that are forbidden in hypotheses below this length.
         forced_lengths: Lengths of hypotheses whose next token a processor forces.
         renormalizes: Whether the probabilities of the allowed tokens are rescaled to the sum 1.
@@ -572,22 +672,27 @@ class TokenRules:
 
     def __init__(
         self,
+        count: int,
         forbidden: list[tuple[float, set[int]]],
         forced_lengths: set[int],
         renormalizes: bool,
         highest_bad_word: int,
     ):
+        self.count = count
         self.highest_bad_word = highest_bad_word
         self.forbidden = forbidden
         self.forced_lengths = forced_lengths
         self.renormalizes = renormalizes
+        # sets of forbidden tokens that steps had so far, on the device
+        self._suppressed: dict[frozenset[int], Tensor] = {}
 
     @classmethod
-    def of(cls, processors: LogitsProcessorList) -> "TokenRules | None":
+    def of(cls, processors: LogitsProcessorList, count: int) -> "TokenRules | None":
         """Derive the rules from the processors; read their tensors from the device only once.
 
         Args:
             processors: Processors, as `generate` has prepared them.
+            count: C, number of tokens that a step selects for each hypothesis.
 
         Returns:
             The rules, or None if a processor has an effect that they do not describe.
@@ -623,45 +728,70 @@ class TokenRules:
             else:
                 return None
             forbidden.append((end_length, set(tokens)))
-        return cls(forbidden, forced_lengths, renormalizes, highest_bad_word)
+        return cls(count, forbidden, forced_lengths, renormalizes, highest_bad_word)
 
-    def likeliest(self, logits: Tensor, count: int, length: int) -> tuple[Tensor, Tensor] | None:
+    def likeliest(self, logits: Tensor, suppressed: Tensor) -> tuple[Tensor, Tensor]:
         """Return the most probable allowed tokens of each row; the logits are overwritten.
 
         Args:
-            logits: Scores of all tokens in float32, [rows, V].
-            count: C, number of tokens to return.
-            length: Number of target tokens so far, the prompt included.
+            logits: Scores of all tokens in float32, [..., V].
+            suppressed: Tokens that are forbidden at this step, from `suppressed`.
 
         Returns:
-            Log-probabilities and tokens, most probable first, [rows, C] each; None if the
-            processors must be called, or if the vocabulary has fewer than C tokens.
+            Log-probabilities and tokens, most probable first, [..., C] each.
         """
-        suppressed = self.suppressed(length, logits.shape[1])
-        if suppressed is None or count > logits.shape[1]:
-            return None
-        if suppressed and self.renormalizes:
-            logits[:, torch.tensor(suppressed, device=logits.device)] = -torch.inf
-            suppressed = []
-        return likeliest(logits, count, suppressed)
+        rows = logits.view(-1, logits.shape[-1])
+        if self.renormalizes and len(suppressed):
+            rows.index_fill_(1, suppressed, -torch.inf)
+            suppressed = suppressed[:0]
+        log_probs, tokens = likeliest(rows, self.count, suppressed)
+        shape = *logits.shape[:-1], self.count
+        return log_probs.view(shape), tokens.view(shape)
 
-    def suppressed(self, length: int, vocab_size: int) -> list[int] | None:
+    def suppressed(self, length: int, logits: Tensor) -> Tensor | None:
         """Return the tokens that are forbidden at one step.
 
         Args:
             length: Number of target tokens so far, the prompt included.
-            vocab_size: V; transformers ignores `suppress_tokens` that are not in the vocabulary.
+            logits: Scores of all tokens, [..., V]; transformers ignores `suppress_tokens` that are
+                not in the vocabulary.
 
         Returns:
-            Token ids, sorted; None if the processors must be called: one of them forces the next
-            token, or refuses a bad word that is not in the vocabulary.
+            Token ids on the device of the logits, the same tensor for the same tokens; None if the
+            processors must be called, because one of them forces the next token or refuses a bad
+            word that is not in the vocabulary, or if the vocabulary has fewer than C tokens.
         """
-        if length in self.forced_lengths or self.highest_bad_word >= vocab_size:
+        vocab_size = logits.shape[-1]
+        highest_token = max(self.highest_bad_word, self.count - 1)
+        if length in self.forced_lengths or highest_token >= vocab_size:
             return None
-        forbidden_tokens = set().union(
+        tokens = frozenset().union(
             *(tokens for end_length, tokens in self.forbidden if length < end_length)
         )
-        return sorted(token for token in forbidden_tokens if 0 <= token < vocab_size)
+        if tokens not in self._suppressed:
+            ids = sorted(token for token in tokens if 0 <= token < vocab_size)
+            self._suppressed[tokens] = torch.tensor(ids, dtype=torch.long, device=logits.device)
+        return self._suppressed[tokens]
+
+
+def separate_ends(
+    stopping_criteria: StoppingCriteriaList, input_ids: Tensor
+) -> tuple[Tensor, StoppingCriteriaList]:
+    """Separate end tokens from the criteria that only a call of them can decide.
+
+    Args:
+        stopping_criteria: Criteria, as `generate` has prepared them.
+        input_ids: Prompt of the decoder, on its device.
+
+    Returns:
+        End tokens, [tokens], and the criteria that are neither end tokens nor maximum lengths.
+    """
+    end_tokens = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
+    known_criteria = (MaxLengthCriteria, EosTokenCriteria, SentenceLengthCriteria)
+    others = StoppingCriteriaList(
+        criterion for criterion in stopping_criteria if not isinstance(criterion, known_criteria)
+    )
+    return torch.cat([input_ids.new_empty(0), *end_tokens]), others
 
 
 def longest_target(stopping_criteria: StoppingCriteriaList, config: GenerationConfig) -> int:

@@ -48,8 +48,8 @@ class TermBeamSearch(PaperBeamSearch):
         self.terms = padded_terms(terms).to(self.open.ids.device)  # [B, M, P]
 
     def _choose_candidates(
-        self, log_probs: Tensor, tokens: Tensor | None, step: int
-    ) -> tuple[Hypotheses, Tensor]:
+        self, log_probs: Tensor, tokens: Tensor | None, step: int | Tensor
+    ) -> tuple[Hypotheses, Tensor, Tensor]:
         totals = log_probs + self.open.scores[:, :, None]  # [B, R, V]
         num_sentences, num_rows, vocab_size = totals.shape
         terms = self.terms[self.sentence_indices]  # [B, M, P]
@@ -84,9 +84,9 @@ class TermBeamSearch(PaperBeamSearch):
             (scores.flatten(1), torch.cat(term_scores, 2).flatten(1)), dim=1
         )
         self._append(candidates, next_ids, beams, step)
-        return candidates, beams
+        return candidates, next_ids, beams
 
-    def _choose_open(self, candidates: Hypotheses, step: int) -> tuple[Tensor, Tensor]:
+    def _choose_open(self, candidates: Hypotheses, step: int | Tensor) -> tuple[Tensor, Tensor]:
         terms = self.terms[self.sentence_indices]
         is_met, num_begun = term_matches(candidates.ids[:, :, : self.prompt_length + step], terms)
         lengths = (terms >= 0).sum(dim=2)[:, None]  # [B, 1, M]

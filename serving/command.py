@@ -159,13 +159,13 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "--max_characters",
         type=int,
         default=MAX_CHARACTERS,
-        help="most characters of a request (default: %(default)s)",
+        help="maximum number of characters of a request (default: %(default)s)",
     )
     limits.add_argument(
         "--max_waiting",
         type=int,
         default=MAX_WAITING,
-        help="most requests that wait for their answer at a time (default: %(default)s)",
+        help="maximum number of requests that wait for their answer (default: %(default)s)",
     )
     limits.add_argument(
         "--timeout",

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 
 import torch
+from fake_graphs import FakeGraphs
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -26,6 +27,7 @@ from vanilla_transformer.train.devices.fused_loss import fused_loss_sum
 NAME = "standin"
 # what takes tensors of two devices on a GPU too
 TAKES_BOTH = ("aten::copy_", "aten::_to_copy")
+TAKES_INDICES = ("aten::index", "aten::index_put", "aten::index_put_")
 WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
 PAPER = {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 9}
 SEARCHES = {
@@ -36,7 +38,7 @@ SEARCHES = {
     "greedy suppressed": {"num_beams": 1, "min_new_tokens": 8, "suppress_tokens": [5, 6]},
 }
 
-waits = Counter()
+waits, copies = Counter(), Counter()
 
 
 class OnDevice(Tensor):
@@ -106,8 +108,9 @@ def compute(operator, arguments: tuple, options: dict):
         options = {**options, "device": torch.device("cpu")}
     elif ours and is_mixed and name not in TAKES_BOTH:
         raise RuntimeError(f"{operator} takes tensors of one device, got two.")
-    by_mask = name.startswith("aten::index") and any(
-        tensor.dtype == torch.bool for tensor in tensors[1:]
+    # the host counts what a mask selects
+    by_mask = name in TAKES_INDICES and any(
+        isinstance(index, Tensor) and index.dtype == torch.bool for index in arguments[1]
     )
     if ours and (name in WAITS or by_mask):
         waits[name] += 1
@@ -144,6 +147,7 @@ def open_device(library: torch.library.Library):
         return OnDevice(torch.empty_strided(size, stride, dtype=dtype))
 
     def copy_from(source: Tensor, target: OnDevice, _: bool = False) -> Tensor:
+        copies["from the host"] += 1
         target.inner.copy_(source)
         return target
 
@@ -170,6 +174,35 @@ def search(model, inputs: dict[str, Tensor], **more) -> dict[str, dict]:
         waited = sum(waits.values())
         results[name] = {"ids": ids.tolist(), "waited": waited}
     return results
+
+
+def search_with_graphs(model, inputs: dict[str, Tensor]) -> dict:
+    """Translate with recorded steps.
+
+    Args:
+        model: A model on the device.
+        inputs: Its inputs.
+
+    Returns:
+        The results of `search`, the number of graphs, and how often the work in them waited for the
+        device or copied from the host, which a graph cannot.
+    """
+    graphs, impossible = FakeGraphs(), Counter()
+
+    def captured(compute, device):
+        def watched():
+            before = waits + copies
+            compute()
+            impossible.update((waits + copies) - before)
+
+        return graphs(watched, device)
+
+    # the engine of the searches before captures nothing
+    original = engine.CAPTURING_DEVICES, engine.captured
+    engine.CAPTURING_DEVICES, engine.captured = (NAME,), captured
+    found = search(model, inputs)
+    engine.CAPTURING_DEVICES, engine.captured = original
+    return {**found, "graphs": graphs.num_graphs, "impossible": dict(impossible)}
 
 
 def train(model, inputs: dict[str, Tensor]) -> dict:
@@ -219,6 +252,7 @@ def main():
             # they are no plain ones, as a GPU's are: all else is asked
             engine.nn.Parameter = OnDevice
             found = {"refusal": engine.reason_against_engine(model), **search(model, inputs)}
+            found["captured"] = search_with_graphs(model, inputs)
             found["training"] = train(copy.deepcopy(model), inputs)
             # otherwise torch changes the dtype of a weight, and the numbers behind it stay
             torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 from accelerate import cpu_offload
-from fake_graphs import FakeGraphs
+from fake_graphs import FakeGraphs, HostOperators
 from peft import LoraConfig, get_peft_model
 from transformers import LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
@@ -172,8 +172,14 @@ def test_finished_sentences_leave_the_engine(lively_model, source, monkeypatch, 
     assert rows[-1] < rows[1]
 
 
-@pytest.mark.parametrize("search", [GREEDY, PAPER])
-def test_a_recorded_step_is_replayed_until_its_sizes_change(lively_model, source, graphs, search):
+# the beam search records two graphs, the decoder's step and the selection; it replays the selection
+# neither in its first step, which has one hypothesis, nor at the maximum length
+@pytest.mark.parametrize(
+    ("search", "num_graphs", "num_replays"), [(GREEDY, 1, 4), (PAPER, 2, 4 + 3)]
+)
+def test_a_recorded_step_is_replayed_until_its_sizes_change(
+    lively_model, source, graphs, search, num_graphs, num_replays
+):
     model = lively_model()
     # the probe replays a step too, before the engine searches
     model.generate(**source, **search)
@@ -181,13 +187,54 @@ def test_a_recorded_step_is_replayed_until_its_sizes_change(lively_model, source
     graphs.num_graphs = graphs.num_replays = 0
     search = {**search, "min_new_tokens": 6, "max_new_tokens": 6, "max_extra_tokens": None}
     model.generate(**source, **search)
-    assert (graphs.num_graphs, graphs.num_replays) == (1, 4)
+    assert (graphs.num_graphs, graphs.num_replays) == (num_graphs, num_replays)
     # sentences that end early leave when half of them have ended
     graphs.num_graphs = graphs.num_replays = 0
     many = {name: tensor.repeat(8, 1) for name, tensor in source.items()}
     steps = model.generate(**many, **{**search, "min_new_tokens": 0, "max_new_tokens": 40})
-    assert graphs.num_graphs <= 4
-    assert graphs.num_replays >= steps.shape[1] - 7
+    assert graphs.num_graphs <= 4 * num_graphs
+    assert graphs.num_replays >= num_graphs * (steps.shape[1] - 7)
+
+
+@pytest.mark.parametrize("rule", [{}, {"suppress_tokens": [7, 8]}])
+@pytest.mark.parametrize("search", [GREEDY, PAPER])
+def test_the_host_launches_few_operators_beside_the_replays(
+    lively_model, source, graphs, search, rule
+):
+    model = lively_model()
+    counts = []
+    for length in (10, 10, 20):
+        limits = {"min_new_tokens": length, "max_new_tokens": length, "max_extra_tokens": None}
+        with HostOperators(graphs) as operators:
+            model.generate(**source, **{**search, **rule, **limits})
+        counts.append(operators.count)
+    # the first search also builds the engine
+    assert 0 < counts[2] - counts[1] <= 10 * 12
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"min_new_tokens": 5},
+        {"suppress_tokens": [7, 8], "min_new_tokens": 3, "renormalize_logits": True},
+        {"forced_eos_token_id": 2, "bad_words_ids": [[11], [12]]},
+        {"max_extra_tokens": 1, "num_return_sequences": 2},
+        {"length_penalty_alpha": 2.0, "eos_token_id": [2, 9, 10]},
+    ],
+)
+def test_a_recorded_search_follows_rules_that_change_from_step_to_step(
+    lively_model, source, graphs, scores, rules
+):
+    model = lively_model()
+    many = {name: tensor.repeat(8, 1) for name, tensor in source.items()}
+    many["input_ids"] = many["input_ids"].clone()
+    many["input_ids"][:, 0] = torch.arange(len(many["input_ids"])) % 18 + 5
+    search = {**PAPER, "max_new_tokens": 14, **rules}
+    expected = model.generate(**many, **search, engine="off")
+    found = model.generate(**many, **search)
+    torch.testing.assert_close(scores[1], scores[0], rtol=1e-4, atol=1e-4)
+    assert found.tolist() == expected.tolist()
+    assert graphs.num_replays > 4
 
 
 def test_given_encoder_outputs_are_used(lively_model, source, searched):

@@ -201,7 +201,7 @@ class TrainConfig:
     )
     drop_leaks: bool = setting(
         False,
-        "train on no pair that contains a sentence of the validation or test split, or nearly",
+        "leave out pairs that contain a validation or test sentence, exactly or nearly",
         fixed_on_resume=True,
     )
     block_pairs: int = setting(
@@ -257,7 +257,7 @@ class TrainConfig:
     )
     tokens_per_micro_batch: int | None = setting(
         None,
-        "most source or target tokens, padding included, in a micro-batch on one device; if not "
+        "maximum source or target tokens, padding included, in a micro-batch on one device; if not "
         "given, as many as fit into memory, and at most 4,096 on a CPU",
         at_least=1,
     )
@@ -280,7 +280,10 @@ class TrainConfig:
         None, "largest norm of the gradient; the paper does not clip it", above=0
     )
     max_skipped_steps: int = setting(
-        10, "skipped steps in a row, with a loss that is not finite, that stop the run", at_least=1
+        10,
+        "skipped steps in a row, with a loss or gradient that is not finite, after which the "
+        "run stops",
+        at_least=1,
     )
     precision: str = setting("fp32", f"one of {', '.join(PRECISIONS)}", choices=PRECISIONS)
     compile: bool = setting(
@@ -296,7 +299,7 @@ class TrainConfig:
     )
     bpe_dropout_target: float | None = setting(
         None,
-        "this probability for targets; that of sources if not given",
+        "probability of skipping a merge of BPE in the targets; bpe_dropout if not given",
         fixed_on_resume=True,
         at_least=0,
         at_most=1,
@@ -318,7 +321,7 @@ class TrainConfig:
     num_workers: int = setting(0, "processes that prepare batches, for each device", at_least=0)
     stall_minutes: float = setting(
         10.0,
-        "minutes without a sign of life from one of several processes that end the run",
+        "minutes without a sign of life from one of several processes, after which the run ends",
         above=0,
     )
 
@@ -335,7 +338,8 @@ class TrainConfig:
     )
     patience: int | None = setting(
         None,
-        "checkpoints in a row without a better best_metric, loss if not given, that end the run",
+        "checkpoints in a row without a better best_metric (loss if not given), after which the "
+        "run ends",
         at_least=1,
     )
     validation_sample: int | None = setting(
@@ -377,7 +381,9 @@ class TrainConfig:
     num_beams: int = setting(4, "beam size, sec. 6.1", at_least=1)
     length_penalty_alpha: float = setting(0.6, "length penalty of the search, sec. 6.1")
     max_extra_tokens: int = setting(
-        50, "most tokens of a translation beyond those of its source, sec. 6.1", at_least=0
+        50,
+        "maximum number of tokens that a translation has more than its source, sec. 6.1",
+        at_least=0,
     )
     bleu_tokenizer: str | None = setting(
         None,

@@ -779,7 +779,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
         "--reference",
         metavar="FILE",
         action="append",
-        help="references of this file; give the flag again for each further reference",
+        help="text file with the references for --source; give the flag again for each further one",
     )
     parser.add_argument(
         "--sacrebleu",

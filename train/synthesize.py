@@ -326,7 +326,9 @@ def _join_blocks(task: Task, num_lines: int) -> dict[str, int]:
     counts = dict(sorted(reason_counts.items()))
     if not reason_counts["kept"]:
         remove(unfinished)
-        raise ValueError(f"a pair must be left, got {_describe_dropped(counts)}.")
+        raise ValueError(
+            f"at least one pair must be kept, got only dropped pairs: {_describe_dropped(counts)}."
+        )
     # settings are written before pairs: if the command is killed in between, it joins them again
     plan |= {"min_score": task.min_score, "counts": counts}
     write_atomically(plan_path, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
@@ -354,7 +356,11 @@ def _make_parser(command: str, prog: str) -> argparse.ArgumentParser:
             "corpus to train a smaller model on (Kim and Rush 2016)."
         ),
     )
-    model_role = "model of the other direction" if is_back_translation else "model to learn from"
+    model_role = (
+        "model that translates from the target to the source language"
+        if is_back_translation
+        else "teacher model"
+    )
     parser.add_argument("model", metavar="MODEL", help=f"{model_role}: run folder or Hub name")
     parser.add_argument(
         "--target" if is_back_translation else "--source",

@@ -485,8 +485,8 @@ def read_glossary(path: Path) -> dict[str, str]:
                 )
             if glossary.setdefault(source, next_cells[0]) != next_cells[0]:
                 raise ValueError(
-                    f"{path} line {number} must have another source term: {source!r} has the "
-                    f"target term {glossary[source]!r} already."
+                    f"{path} line {number} must have another source term: {source!r} already has "
+                    f"the target term {glossary[source]!r}. Remove one of the two lines."
                 )
     return glossary
 

@@ -114,7 +114,7 @@ def test_pairs_with_a_low_score_are_dropped(run, tmp_path, capsys):
     # nothing is lost if the limit was too high
     folder = tmp_path / "none"
     assert main([*words[:-2], str(folder), "--min_score=1"]) == 1
-    assert "a pair must be left, got " in capsys.readouterr().err
+    assert "at least one pair must be kept, got " in capsys.readouterr().err
     assert main([*words[:-2], str(folder), words[-1]]) == 0
     assert pairs_of(folder) == pairs_of(tmp_path / "best")
     # the same command again finds everything done

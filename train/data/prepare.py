@@ -234,7 +234,8 @@ def load_texts(config: TrainConfig) -> Texts:
             if len(train_rows) == 0:
                 raise ValueError(
                     f"validation_pairs must leave pairs of {location[0]} to train on, got "
-                    f"{config.validation_pairs:,}, which have a sentence of every pair."
+                    f"{config.validation_pairs:,}: every pair has a sentence of "
+                    "them. Use a smaller number."
                 )
         texts.train.append(train_rows)
         texts.names.append(" ".join(filter(None, location)))
@@ -378,8 +379,8 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         logger.info("sentences in the training text, %s", line)
     if not config.drop_leaks and any(counts["pairs"] for counts in leak_counts.values()):
         logger.warning(
-            "The scores of these sentences say less about new text. `--drop_leaks true` leaves the "
-            "training pairs out."
+            "These sentences can make the scores too high. `--drop_leaks true` leaves the pairs "
+            "that contain them out of training."
         )
     shared_facts["leaks"] = "; ".join(leak_lines) or "none"
     encoded_corpora = [

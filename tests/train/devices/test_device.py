@@ -38,6 +38,16 @@ def test_a_device_finds_the_translations_of_the_processor(results, name):
     assert results["found"][name]["ids"] == results["expected"][name]["ids"]
 
 
+@pytest.mark.parametrize("name", SEARCHES)
+def test_recorded_steps_find_the_translations_of_the_processor(results, name):
+    assert results["found"]["captured"][name]["ids"] == results["expected"][name]["ids"]
+
+
+def test_a_graph_neither_waits_nor_copies_from_the_host(results):
+    assert results["found"]["captured"]["graphs"] > len(SEARCHES)
+    assert results["found"]["captured"]["impossible"] == {}
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", SEARCHES)
 def test_half_the_precision_finds_nearly_the_same(results, name, dtype):
