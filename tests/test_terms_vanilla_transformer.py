@@ -361,7 +361,10 @@ def test_the_command_takes_terms_prefix_and_glossary(folder, capsys):
     [
         ("dogs\n", "line 1 must have a source term, a tab and a target term, got 'dogs'"),
         ("a\tb\n\tc\n", "line 2 must have a source term"),
-        ("a\tb\na\tc\n", "line 2 must have another source term: 'a' already has the target term 'b'"),
+        (
+            "a\tb\na\tc\n",
+            "line 2 must have another source term: 'a' already has the target term 'b'",
+        ),
     ],
 )
 def test_a_glossary_that_cannot_be_used_is_refused(content, message, folder, capsys):
