@@ -4,6 +4,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor
@@ -13,12 +14,15 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_vanilla_transformer import closest_name
 
-# arguments that transformers passes to every `forward`, for its decorators, the loss or the head
+# arguments that transformers passes to every `forward`, for its decorators, the loss or the head;
+# the tokenizers are for `stop_strings` and an assistant
 LIBRARY_ARGUMENTS = (
+    "assistant_tokenizer",
     "logits_to_keep",
     "num_items_in_batch",
     "output_attentions",
     "output_hidden_states",
+    "tokenizer",
     "use_cache",
 )
 ENGINES = ("auto", "off", "required")
@@ -148,6 +152,15 @@ def engine_precision(settings: Mapping[str, Any]) -> str | None:
     return "int8" if int8 else precision
 
 
+def is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number, of Python or of NumPy.
+
+    Args:
+        value: Value of a setting.
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def check_numbers(settings: Mapping[str, Any]):
     """Refuse numeric search settings of a wrong type or out of range.
 
@@ -159,7 +172,7 @@ def check_numbers(settings: Mapping[str, Any]):
     """
     for name, minimum in MINIMUM_OF_SETTING.items():
         value = settings.get(name)
-        if value is not None and (type(value) is not int or value < minimum):
+        if value is not None and not (is_whole(value) and value >= minimum):
             raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}.")
         # the sum of two such numbers fits into int64
         if value is not None and value >= 2**62:
@@ -169,7 +182,8 @@ def check_numbers(settings: Mapping[str, Any]):
         if value is None:
             continue
         # the comparison is false for NaN too, so NaN is refused
-        if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= sys.float_info.max:
             raise ValueError(f"{name} must be a number, got {value!r}.")
 
 
@@ -191,7 +205,7 @@ def check_search_tokens(config: GenerationConfig, vocab_size: int):
         for token_id in ids if isinstance(ids, list | tuple) else [ids]:
             if token_id is None:
                 continue
-            is_valid = type(token_id) is int and (minimum is None or token_id >= minimum)
+            is_valid = is_whole(token_id) and (minimum is None or token_id >= minimum)
             if not is_valid or token_id >= vocab_size:
                 raise ValueError(
                     f"{name} must be at least 0 and below the vocabulary size {vocab_size}, got "
@@ -223,7 +237,7 @@ def check_terms(
             f"got {len(terms)}."
         )
     for term in itertools.chain.from_iterable(terms):
-        if not term or not all(type(it) is int and 0 <= it < vocab_size for it in term):
+        if not term or not all(is_whole(it) and 0 <= it < vocab_size for it in term):
             raise ValueError(
                 "each term of required_tokens must have token ids of at least 0 and below the "
                 f"vocabulary size {vocab_size}, got {term!r}."
@@ -235,15 +249,15 @@ def check_terms(
 
 
 def check_inputs(config: Any, inputs: Mapping[str, Any]):
-    """Refuse inputs that the model cannot read.
+    """Refuse inputs that the model cannot read together.
 
     Args:
         config: Configuration of the model.
         inputs: Inputs of the model.
 
     Raises:
-        ValueError: If the batch is empty, an input is not of the shape [B, T], or an id is not in
-            the vocabulary.
+        ValueError: If the batch is empty, an input is not of the shape [B, T], an id is not in the
+            vocabulary, or inputs are of different sizes.
     """
     has_encoder_outputs = inputs.get("encoder_outputs") is not None
     # with encoder outputs, `input_ids` are not read
@@ -253,6 +267,26 @@ def check_inputs(config: Any, inputs: Mapping[str, Any]):
             check_ids(name, inputs[name], config.vocab_size)
             if inputs[name].dim() != 2:
                 raise ValueError(f"{name} must be [B, T], got {list(inputs[name].shape)}.")
+    source_names = ("encoder_outputs",) if has_encoder_outputs else ("input_ids", "inputs_embeds")
+    source_name = next((name for name in source_names if inputs.get(name) is not None), None)
+    if source_name is None:
+        return
+    source = inputs[source_name][0] if has_encoder_outputs else inputs[source_name]
+    mask, prompt = inputs.get("attention_mask"), inputs.get("decoder_input_ids")
+    if mask is not None and not isinstance(mask, Tensor):
+        raise ValueError(f"attention_mask must be a tensor, got {type(mask).__name__}.")
+    for name, tensor, sizes in (
+        ("attention_mask", mask, list(source.shape[:2])),
+        ("decoder_input_ids", prompt, list(source.shape[:1])),
+    ):
+        # attention masks of other dimensions are for the modules
+        if tensor is None or tensor.dim() != 2:
+            continue
+        found_sizes = list(tensor.shape[: len(sizes)])
+        if found_sizes != sizes:
+            raise ValueError(
+                f"{name} must have the sizes {sizes} of {source_name}, got {found_sizes}."
+            )
 
 
 def check_source_length(config: Any, length: int):
@@ -311,4 +345,5 @@ __all__ = [
     "check_source_length",
     "check_terms",
     "engine_precision",
+    "is_whole",
 ]

@@ -194,15 +194,16 @@ class PackedLayer:
 
 def _norm_on_device(norm: nn.LayerNorm | nn.Identity) -> Callable[[Tensor], Tensor]:
     """Return a norm that, on a CPU, computes in float32 with weights of any dtype."""
-    if isinstance(norm, nn.Identity) or norm.weight.device.type != "cpu":
+    if isinstance(norm, nn.Identity) or norm.weight is None:
         return norm
-    if norm.weight.dtype == torch.float32:
+    if norm.weight.device.type != "cpu" or norm.weight.dtype == torch.float32:
         return norm
 
     def norm_in_float32(x: Tensor) -> Tensor:
         # converted in each call, because the model may change its weights
+        bias = None if norm.bias is None else norm.bias.float()
         return nn.functional.layer_norm(
-            x, norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps
+            x, norm.normalized_shape, norm.weight.float(), bias, norm.eps
         )
 
     return norm_in_float32

@@ -83,7 +83,7 @@ ENGINE_MODES = (
     GenerationMode.BEAM_SAMPLE,
 )
 # arguments of the model that the engine ignores, because they change no result
-SILENT_ARGUMENTS = ("use_cache", "logits_to_keep")
+SILENT_ARGUMENTS = ("use_cache", "logits_to_keep", "tokenizer")
 
 logger = logging.getLogger(__name__)
 
@@ -182,6 +182,9 @@ class SearchMixin(_Base):
             if kwargs.get("input_ids") is not None:
                 raise ValueError("inputs and input_ids are two names of one argument: give one.")
             kwargs["input_ids"] = inputs
+        if isinstance(kwargs.get("encoder_outputs"), tuple):
+            # the library's beam search needs the names
+            kwargs["encoder_outputs"] = BaseModelOutput(*kwargs["encoder_outputs"])
         self._name_cache(kwargs)
         # Seq2SeqTrainer passes labels, which no search reads
         kwargs.pop("labels", None)
@@ -713,10 +716,11 @@ class ModuleDecoding(Decoding):
         self.step_inputs: dict[str, Any] = {}
         self.step_outputs: list[Any] = []
         cache = model_kwargs.get(CACHE_NAME)
-        # all rows must stay for a cache of fixed size, for outputs that contain every step, and for
-        # steps that all processes run together
+        # all rows must stay for a cache of fixed size, for a class that reorders more than the
+        # cache, for outputs that contain every step, and for steps that all processes run together
         self.is_fixed = (
             (cache is not None and cache.is_compileable)
+            or hasattr(model, "_reorder_cache")
             or bool(config.return_dict_in_generate)
             or synced_gpus
         )
@@ -782,6 +786,8 @@ class ModuleDecoding(Decoding):
             }
             if cache is not None:
                 cache.reorder_cache(rows)
+        elif cache is not None and hasattr(self.model, "_reorder_cache"):
+            self.model_kwargs[CACHE_NAME] = self.model._reorder_cache(cache, rows)
         elif cache is not None:
             # all beams of a sentence have the same memory, so only the keys and values of
             # self-attention are reordered

@@ -252,6 +252,9 @@ def library_difference(model: nn.Module) -> str | None:
         is_causal = getattr(module, "is_causal", None)
         if difference is None and is_causal is not None and is_causal != _must_be_causal(name):
             difference = f"has is_causal {is_causal}"
+        scaling = getattr(module, "scaling", None)
+        if difference is None and scaling not in (None, getattr(module, "head_dim", 1) ** -0.5):
+            difference = f"has the scaling {scaling}"
         if difference is not None:
             return f"{name or type(model).__name__} {difference}"
     return _replaced_method(model)

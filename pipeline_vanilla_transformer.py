@@ -35,7 +35,7 @@ from .alignment_vanilla_transformer import (
     head_weights,
     word_indices,
 )
-from .checks_vanilla_transformer import engine_precision
+from .checks_vanilla_transformer import engine_precision, is_whole
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .engine_vanilla_transformer import settings_that_need_engine
 from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
@@ -159,6 +159,7 @@ class TranslationPipeline(Pipeline):
                 - `target_prefix`: Text that the translation begins with.
                 - `required_terms`: List of texts that the translation contains, in the same case.
                 - `forbidden_terms`: List of texts that the translation does not contain.
+                - `num_workers`: Not used, because tokenization takes little time.
                 - `clean_up_tokenization_spaces`: Passed to `decode`.
                 - `stop_sequence`: Text whose first token ends a translation.
 
@@ -176,6 +177,7 @@ class TranslationPipeline(Pipeline):
             ValueError: If a text is too long for the model or has a token outside its vocabulary,
                 or a setting is invalid.
         """
+        kwargs.pop("num_workers", None)
         call_settings = self._group_settings(batch_size, kwargs)
         if isinstance(inputs, str):
             return self._translate([inputs], call_settings)[0]
@@ -206,7 +208,7 @@ class TranslationPipeline(Pipeline):
         for name, size in batch_settings.items():
             if size is None and name == "batch_size":
                 continue
-            if not isinstance(size, int) or size < 1:
+            if not is_whole(size) or size < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}.")
         split_sentences = prepare_settings.pop("split_sentences", False)
         target_settings = {name: prepare_settings.pop(name, None) for name in TARGET_SETTINGS}
@@ -285,6 +287,9 @@ class TranslationPipeline(Pipeline):
         settings: dict[str, Any],
     ) -> list[Any]:
         """Apply a function to batches of sources and targets; return one result for each pair."""
+        for name, texts in (("inputs", inputs), ("translations", translations)):
+            if not isinstance(texts, Sequence) or isinstance(texts, str | bytes):
+                raise TypeError(f"{name} must be a list of texts, got {type(texts).__name__}.")
         if len(inputs) != len(translations):
             raise ValueError(
                 f"translations must be as many as inputs, got {len(translations):,} and "
@@ -965,7 +970,7 @@ class TranslationPipeline(Pipeline):
         if given_count is None:
             search_settings.pop("num_return_sequences", None)
         count = next(filter(None, counts), 1) if given_count is None else given_count
-        if type(count) is not int or count < 1:
+        if not is_whole(count) or count < 1:
             raise ValueError(
                 f"num_return_sequences must be a whole number of at least 1, got {count!r}."
             )

@@ -509,9 +509,13 @@ class PaperBeamSearch:
     def _find_ends(self, candidates: Hypotheses, tokens: Tensor, step: int | Tensor) -> Tensor:
         is_ended = torch.isin(tokens, self.end_tokens)
         if self.stopping_criteria:
-            ids = candidates.ids[:, :, : self.prompt_length + step].flatten(0, 1)
+            # like a processor, a criterion may identify each row by its index in the original batch
+            ids = self.results.ids[:, :1].repeat(1, tokens.shape[1], 1)
+            ids[self.sentence_indices] = candidates.ids
+            ids = ids[:, :, : self.prompt_length + step].flatten(0, 1)
             scores = tuple(self.record["scores"]) or None
-            is_ended = is_ended | self.stopping_criteria(ids, scores).view_as(is_ended)
+            is_stopped = self.stopping_criteria(ids, scores).view(self.num_sentences, -1)
+            is_ended = is_ended | is_stopped[self.sentence_indices]
         return is_ended
 
     def _fill_with_truncated(self, at_limit: Tensor, truncated: Hypotheses):
@@ -786,10 +790,11 @@ def separate_ends(
     Returns:
         End tokens, [tokens], and the criteria that are neither end tokens nor maximum lengths.
     """
-    end_tokens = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
+    # a subclass may end a sentence in another way
+    end_tokens = [c.eos_token_id for c in stopping_criteria if type(c) is EosTokenCriteria]
     known_criteria = (MaxLengthCriteria, EosTokenCriteria, SentenceLengthCriteria)
     others = StoppingCriteriaList(
-        criterion for criterion in stopping_criteria if not isinstance(criterion, known_criteria)
+        criterion for criterion in stopping_criteria if type(criterion) not in known_criteria
     )
     return torch.cat([input_ids.new_empty(0), *end_tokens]), others
 
@@ -808,7 +813,7 @@ def longest_target(stopping_criteria: StoppingCriteriaList, config: GenerationCo
     lengths = [
         criterion.max_length
         for criterion in stopping_criteria
-        if isinstance(criterion, MaxLengthCriteria)
+        if type(criterion) is MaxLengthCriteria
     ]
     return min(lengths, default=config.max_length)
 

@@ -683,7 +683,7 @@ def test_a_bias_of_many_outputs_is_seen_when_it_changes(lively_model, source, se
 
 
 def test_int8_gives_scores_only_without_a_cache(lively_model, source):
-    with pytest.raises(ValueError, match="return_dict_in_generate is set, and engine='required'"):
+    with pytest.raises(ValueError, match="the engine returns no cache"):
         lively_model().generate(**source, **PAPER, **SCORES, int8=True)
 
 
@@ -913,3 +913,15 @@ def test_an_engine_is_freed_with_its_weights(lively_model, source):
     model.bfloat16().generate(**source, **PAPER)
     gc.collect()
     assert made() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{"elementwise_affine": False}, {"bias": False}])
+def test_a_norm_may_lack_weights(lively_model, source, options, dtype):
+    model = lively_model()
+    model.model.decoder.layers[0].feed_forward_norm = torch.nn.LayerNorm(48, **options)
+    model.to(dtype)
+    assert model.generate(**source, **PAPER, precision="fp32").shape[1] > 1
+    if dtype == torch.float32:
+        expected = model.generate(**source, **PAPER, engine="off")
+        assert model.generate(**source, **PAPER).tolist() == expected.tolist()

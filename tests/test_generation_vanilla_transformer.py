@@ -4,6 +4,7 @@ import copy
 import math
 
 import equations
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -16,6 +17,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
+    StoppingCriteria,
 )
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -697,3 +699,120 @@ def test_inputs_that_are_not_token_ids_are_refused(small_model, ids, message):
 def test_a_generation_configuration_of_another_type_is_refused(small_model):
     with pytest.raises(TypeError, match="generation_config must be a GenerationConfig, got dict"):
         small_model().generate(torch.tensor([[5, 2]]), generation_config={"num_beams": 2})
+
+
+SEARCHES = [{"num_beams": 1}, PAPER, {"num_beams": 4, "length_penalty_alpha": None}]
+
+
+class EndsAt(StoppingCriteria):
+    """Criterion with a limit for each sentence of the batch."""
+
+    def __init__(self, *limits):
+        self.limits = torch.tensor(limits)
+
+    def __call__(self, input_ids, scores, **_):
+        return input_ids.shape[1] >= self.limits.repeat_interleave(
+            len(input_ids) // len(self.limits)
+        )
+
+
+@pytest.mark.parametrize("engine", ["auto", "off"])
+@pytest.mark.parametrize("search", SEARCHES[:2])
+def test_a_criterion_finds_each_sentence_in_its_row(model, source, search, engine):
+    many = {name: tensor.repeat(4, 1)[:5] for name, tensor in source.items()}
+    out = model.generate(
+        **many,
+        **{**search, "max_extra_tokens": 9, "suppress_tokens": [2]},
+        engine=engine,
+        stopping_criteria=[EndsAt(3, 9, 4, 7, 5)],
+    )
+    assert list(map(len, without_padding(out))) == [3, 9, 4, 7, 5]
+
+
+class EndsAtFour(EosTokenCriteria):
+    def __call__(self, input_ids, scores, **_):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= 4)
+
+
+class LimitOfFour(MaxLengthCriteria):
+    def __call__(self, input_ids, scores, **_):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= 4)
+
+
+@pytest.mark.parametrize("engine", ["auto", "off"])
+@pytest.mark.parametrize("criterion", [EndsAtFour(2), LimitOfFour(60)])
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_subclass_of_a_criterion_is_called(model, source, search, criterion, engine):
+    settings = {**search, "max_extra_tokens": 9, "suppress_tokens": [2], "engine": engine}
+    assert model.generate(**source, **settings).shape[1] > 4
+    assert model.generate(**source, **settings, stopping_criteria=[criterion]).shape[1] == 4
+
+
+@pytest.mark.parametrize("engine", ["auto", "off"])
+@pytest.mark.parametrize("search", SEARCHES[:2])
+def test_a_text_can_end_a_translation(translate, search, engine):
+    tokenizer = translate.tokenizer
+    inputs = tokenizer(["a dog and a cat"], return_tensors="pt")
+    letters = tokenizer("a dog and a cat", add_special_tokens=False)["input_ids"]
+    settings = {**search, "engine": engine, "max_new_tokens": 8}
+    settings["prefix_allowed_tokens_fn"] = lambda sentence, ids: letters
+    ids = translate.model.generate(**inputs, **settings)[0]
+    assert len(ids) == 9
+    stop = {"stop_strings": [tokenizer.decode(ids[1:3])], "tokenizer": tokenizer}
+    assert translate.model.generate(**inputs, **settings, **stop).shape[1] < 9
+
+
+def test_numbers_of_numpy_are_numbers(model, source):
+    expected = model.generate(**source, num_beams=2, max_new_tokens=5, length_penalty_alpha=0.5)
+    found = model.generate(
+        **source,
+        num_beams=np.int64(2),
+        max_new_tokens=np.int32(5),
+        length_penalty_alpha=np.float32(0.5),
+    )
+    assert found.tolist() == expected.tolist()
+    with pytest.raises(ValueError, match="num_beams must be an integer of at least 1, got True"):
+        model.generate(**source, num_beams=True)
+
+
+@pytest.mark.parametrize("engine", ["auto", "off"])
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("attention_mask", lambda x: x[:1], r"attention_mask must have the sizes \[\d, 7\] of"),
+        ("attention_mask", lambda x: x[:, :3], "input_ids, got .*3"),
+        ("attention_mask", lambda x: x.tolist(), "attention_mask must be a tensor, got list"),
+        ("decoder_input_ids", lambda x: x[:1, :1], "decoder_input_ids must have the sizes"),
+    ],
+)
+def test_inputs_of_different_sizes_are_refused(model, source, name, change, message, engine):
+    changed = change(source.get(name, source["input_ids"]))
+    with pytest.raises(ValueError, match=message):
+        model.generate(**{**source, name: changed}, engine=engine)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_encoder_outputs_may_be_a_tuple(model, source, search):
+    memory = model.get_encoder()(**source).last_hidden_state
+    mask = source["attention_mask"]
+    found = model.generate(encoder_outputs=(memory,), attention_mask=mask, **search)
+    assert found.tolist() == model.generate(**source, **search).tolist()
+
+
+class WithState(VanillaTransformerForConditionalGeneration):
+    """A model with state of its own for each hypothesis."""
+
+    calls = ()
+
+    def _reorder_cache(self, cache, rows):
+        self.calls = (*self.calls, len(rows))
+        cache.self_attention_cache.reorder_cache(rows)
+        return cache
+
+
+def test_a_class_reorders_its_own_state(model, source):
+    expected = model.generate(**source, **PAPER, engine="off")
+    model.__class__ = WithState
+    assert model.generate(**source, **PAPER).tolist() == expected.tolist()
+    # all rows stay
+    assert set(model.calls) == {4 * len(source["input_ids"])}

@@ -7,6 +7,7 @@ import time
 from threading import Thread
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -90,6 +91,11 @@ def test_texts_of_similar_length_are_searched_together(translate, model, monkeyp
     translate(TEXTS, batch_size=2)
     lengths = sorted((len(ids) for ids in translate.tokenizer(TEXTS).input_ids), reverse=True)
     assert shapes == [(2, lengths[0]), (2, lengths[2]), (1, lengths[4])]
+
+
+def test_workers_and_numbers_of_numpy_are_accepted(translate):
+    expected = translate(TEXTS)
+    assert translate(TEXTS, num_workers=2, batch_size=np.int64(2)) == expected
 
 
 @given(

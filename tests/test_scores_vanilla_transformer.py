@@ -195,3 +195,11 @@ def test_the_command_writes_json_lines(folder, translate, capsys):
     (found,) = json.loads(first)["translations"]
     total = math.fsum(logarithm for _, logarithm in found["token_log_probabilities"])
     assert found["log_probability"] == pytest.approx(total)
+
+
+def test_a_score_of_one_text_needs_a_list(translate):
+    for inputs, translations in (("Hi.", ["Ja."]), (["Hi."], "Ja."), (iter(["Hi."]), ["Ja."])):
+        with pytest.raises(TypeError, match=r"must be a list of texts, got (str|list_iterator)"):
+            translate.score(inputs, translations)
+        with pytest.raises(TypeError, match=r"must be a list of texts, got (str|list_iterator)"):
+            translate.align(inputs, translations)

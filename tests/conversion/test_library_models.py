@@ -311,7 +311,13 @@ def test_a_peer_with_changed_code_is_refused(monkeypatch):
         model.model.encoder.layers[0].self_attn.is_causal = True
         return model
 
+    def rescaled():
+        model = marian()
+        model.model.decoder.layers[0].self_attn.scaling = 4.0
+        return model
+
     for build, message in (
+        (rescaled, "model.decoder.layers.0.self_attn has the scaling 4.0"),
         (causal, "model.encoder.layers.0.self_attn has is_causal True"),
         (
             lambda: OtherMarian(marian().config),
