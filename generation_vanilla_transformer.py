@@ -435,7 +435,8 @@ def one_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | Non
     """
     if cache is not None and past_key_values is not None:
         raise ValueError(
-            "cache and past_key_values are two names of one argument: give one, got both."
+            "cache and past_key_values are two names of one argument: give one, got both. Prefix "
+            "tuning of PEFT gives both with transformers 5.24: search with transformers 5.23."
         )
     return past_key_values if cache is None else cache
 
