@@ -33,6 +33,21 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
 from .kernels_vanilla_transformer import likeliest
 
+# processors that `TokenRules` describes, each with its released code; a program may replace it
+PROCESSORS = {
+    processor: processor.__call__
+    for processor in (
+        ForcedBOSTokenLogitsProcessor,
+        ForcedEOSTokenLogitsProcessor,
+        LogitNormalization,
+        MinLengthLogitsProcessor,
+        MinNewTokensLengthLogitsProcessor,
+        NoBadWordsLogitsProcessor,
+        SuppressTokensLogitsProcessor,
+    )
+}
+CALL_PROCESSORS = LogitsProcessorList.__call__
+
 
 class Decoding:
     """Decoder of a model during one search, with R hypotheses for each of B sentences.
@@ -704,9 +719,11 @@ class TokenRules:
         forbidden: list[tuple[float, set[int]]] = []
         forced_lengths = set()
         renormalizes, highest_bad_word = False, -1
+        if LogitsProcessorList.__call__ is not CALL_PROCESSORS:
+            return None
         for processor in processors:
-            if renormalizes:
-                # a processor after the renormalization would change the sum again
+            # a processor after the renormalization would change the sum again
+            if renormalizes or type(processor).__call__ is not PROCESSORS.get(type(processor)):
                 return None
             end_length = math.inf
             if type(processor) is SuppressTokensLogitsProcessor:
@@ -727,10 +744,8 @@ class TokenRules:
             elif type(processor) is ForcedEOSTokenLogitsProcessor:
                 tokens = []
                 forced_lengths.add(processor.max_length - 1)
-            elif type(processor) is LogitNormalization:
-                tokens, renormalizes = [], True
             else:
-                return None
+                tokens, renormalizes = [], True
             forbidden.append((end_length, set(tokens)))
         return cls(count, forbidden, forced_lengths, renormalizes, highest_bad_word)
 

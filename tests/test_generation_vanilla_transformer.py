@@ -18,6 +18,7 @@ from transformers import (
     LogitsProcessorList,
     MaxLengthCriteria,
     StoppingCriteria,
+    SuppressTokensLogitsProcessor,
 )
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -816,3 +817,13 @@ def test_a_class_reorders_its_own_state(model, source):
     assert model.generate(**source, **PAPER).tolist() == expected.tolist()
     # all rows stay
     assert set(model.calls) == {4 * len(source["input_ids"])}
+
+
+@pytest.mark.parametrize("patched", [LogitsProcessorList, SuppressTokensLogitsProcessor])
+@pytest.mark.parametrize("search", SEARCHES)
+def test_replaced_code_of_the_librarys_processors_runs(model, source, search, patched, monkeypatch):
+    settings = {**search, "suppress_tokens": [7]}
+    before = model.generate(**source, **settings).tolist()
+    monkeypatch.setattr(patched, "__call__", lambda self, ids, scores: -scores)
+    expected = model.generate(**source, **settings, engine="off").tolist()
+    assert model.generate(**source, **settings).tolist() == expected != before
