@@ -161,6 +161,21 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def plain_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace numbers of NumPy, some of which transformers refuses, by those of Python.
+
+    Args:
+        settings: Search settings and inputs by name.
+
+    Returns:
+        Settings by name; arrays stay as they are.
+    """
+    return {
+        name: value.item() if type(value).__module__ == "numpy" and value.shape == () else value
+        for name, value in settings.items()
+    }
+
+
 def check_numbers(settings: Mapping[str, Any]):
     """Refuse numeric search settings of a wrong type or out of range.
 
@@ -346,4 +361,5 @@ __all__ = [
     "check_terms",
     "engine_precision",
     "is_whole",
+    "plain_numbers",
 ]

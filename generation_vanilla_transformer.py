@@ -42,6 +42,7 @@ from .checks_vanilla_transformer import (
     check_source_length,
     check_terms,
     engine_precision,
+    plain_numbers,
 )
 from .cores_vanilla_transformer import shared_cores
 from .engine_vanilla_transformer import (
@@ -169,6 +170,7 @@ class SearchMixin(_Base):
             assistant_model=assistant_model,
             streamer=streamer,
         )
+        kwargs = plain_numbers(kwargs)
         if kwargs.get("custom_generate") is not None:
             return library_generate(
                 inputs, generation_config, stopping_criteria=stopping_criteria, **kwargs

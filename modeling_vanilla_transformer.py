@@ -756,6 +756,7 @@ class VanillaTransformerForConditionalGeneration(
         Args:
             input_ids: Source tokens, [B, S].
             attention_mask: 1 for a source token, 0 for padding, [B, S]; all are tokens if None.
+                Positions are counted from the first column, so padding belongs on the right.
             decoder_input_ids: Target tokens, shifted right, [B, T]; made from `labels` if None.
             decoder_attention_mask: 1 for a target token, 0 for padding, [B, T]; all are tokens if
                 None.

@@ -35,7 +35,7 @@ from .alignment_vanilla_transformer import (
     head_weights,
     word_indices,
 )
-from .checks_vanilla_transformer import engine_precision, is_whole
+from .checks_vanilla_transformer import engine_precision, is_whole, plain_numbers
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .engine_vanilla_transformer import settings_that_need_engine
 from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
@@ -747,6 +747,7 @@ class TranslationPipeline(Pipeline):
         return results
 
     def _sanitize_parameters(self, **parameters) -> tuple[dict, dict, dict]:
+        parameters = plain_numbers(parameters)
         prepare_settings, output_settings = (
             {name: parameters.pop(name) for name in names if name in parameters}
             for names in (PREPARE_SETTINGS, OUTPUT_SETTINGS)

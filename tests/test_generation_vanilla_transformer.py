@@ -770,6 +770,8 @@ def test_numbers_of_numpy_are_numbers(model, source):
         num_beams=np.int64(2),
         max_new_tokens=np.int32(5),
         length_penalty_alpha=np.float32(0.5),
+        no_repeat_ngram_size=np.int64(0),
+        do_sample=np.bool_(False),
     )
     assert found.tolist() == expected.tolist()
     with pytest.raises(ValueError, match="num_beams must be an integer of at least 1, got True"):

@@ -1,6 +1,7 @@
 """The translation pipeline with models of the library: languages, prefixes, form of the results."""
 
 import library_models
+import numpy as np
 import pytest
 import torch
 from library_models import (
@@ -186,3 +187,11 @@ def test_a_stop_sequence_ends_a_translation(pieces, tmp_path):
         **tokenizer(TEXTS[0], return_tensors="pt"), **{**SEARCH, "num_beams": 1}, eos_token_id=first
     )
     assert torch.equal(cut["translation_token_ids"], expected[0])
+
+
+def test_the_library_gets_plain_numbers(pieces, tmp_path):
+    model, tokenizer = make(make_marian, pieces, tmp_path)
+    translate = TranslationPipeline(model, tokenizer)
+    # the library refuses a number of NumPy here
+    found = translate(TEXTS, **SEARCH, no_repeat_ngram_size=np.int64(2))
+    assert found == translate(TEXTS, **SEARCH, no_repeat_ngram_size=2)
