@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 import train_toys
+import transformers
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer import engine_vanilla_transformer as engine
@@ -42,6 +43,18 @@ def test_lines_come_back_in_order_whatever_their_lengths(run):
     assert together == alone
     assert together[2] == ""
     assert len(set(together)) > 3
+
+
+def test_languages_that_are_not_those_of_the_run_are_refused(run, tmp_path, capsys):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("ant\n")
+    assert main(["translate", str(run), str(lines), "--src_lang", "en", "--tgt_lang", "fr"]) == 1
+    assert "tgt_lang must be 'de': the model translates en to de" in capsys.readouterr().err
+    assert main(["translate", str(run), str(lines), "--src_lang", "en", "--tgt_lang", "de"]) == 0
+    languages = {"model": str(run), "device": "cpu"}
+    transformers.pipeline("translation_en_to_de", **languages)
+    with pytest.raises(ValueError, match="src_lang must be 'en'"):
+        transformers.pipeline("translation_de_to_en", **languages)
 
 
 @pytest.mark.parametrize(
