@@ -171,7 +171,7 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
     unfinished_folder.mkdir()
     try:
         yield unfinished_folder
-        all_to_disk(unfinished_folder)
+        finish_all(unfinished_folder)
         if is_one_step:
             _rename_folder(unfinished_folder, folder)
         else:
@@ -246,14 +246,28 @@ def to_disk(path: Path):
         os.close(descriptor)
 
 
-def all_to_disk(folder: Path):
-    """Flush a folder, with all files and folders in it, to the disk.
+def finish(path: Path):
+    """Flush a file or the entries of a folder to the disk; give a file the usual permissions.
+
+    safetensors gives only the owner permission to read a file.
 
     Args:
-        folder: Folder to flush.
+        path: File in a folder of its own that the command has just created, or folder.
+    """
+    if path.is_file():
+        # those of the folder, which are limited by the umask; `os.umask` is not safe with threads
+        path.chmod(path.parent.stat().st_mode & 0o666)
+    to_disk(path)
+
+
+def finish_all(folder: Path):
+    """Flush a folder, with all files and folders in it, to the disk, with the usual permissions.
+
+    Args:
+        folder: Folder that the command has just created.
     """
     with ThreadPoolExecutor() as threads:
-        list(threads.map(to_disk, (*folder.rglob("*"), folder)))
+        list(threads.map(finish, (*folder.rglob("*"), folder)))
 
 
 def free_space(folder: Path) -> str:

@@ -52,6 +52,19 @@ def test_a_link_is_replaced_and_its_target_stays(tmp_path):
     assert (outside.read_text(), path.read_text(), path.is_symlink()) == ("mine", "new", False)
 
 
+def test_every_file_of_a_run_has_the_permissions_of_the_umask(tmp_path):
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    umask_before = os.umask(0o027)
+    try:
+        train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=4, save_every_steps=4))
+        to_marian(*load_run(tmp_path / "run"), tmp_path / "marian")
+    finally:
+        os.umask(umask_before)
+    files = [path for name in ("run", "marian") for path in (tmp_path / name).rglob("*.*")]
+    assert sum(path.suffix == ".safetensors" for path in files) == 3
+    assert {oct(path.stat().st_mode & 0o777) for path in files if path.is_file()} == {"0o640"}
+
+
 def test_a_folder_has_one_lock_holder_and_keeps_no_lock_file(tmp_path):
     folder = tmp_path / "a" / "run"
     with locked_folder(folder) as is_locked:
