@@ -1,6 +1,7 @@
 """Atomic writes of files and folders, and the lock for one command at a time."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import train_toys
+from filelock import FileLock
 from translation_toys import make_model, make_tokenizer
 
 from vanilla_transformer.atomic_files import atomic_folder, locked_folder, write_atomically
@@ -42,6 +44,26 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, owner, 
             write_atomically(path, "dataset: other\n")
     assert path.read_text(encoding="utf-8") == "dataset: demo\n"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_that_is_not_writable_is_named_by_its_final_path(tmp_path, monkeypatch, number):
+    def refuse(path, *_, **__):
+        raise OSError(number, os.strerror(number), str(path))
+
+    path, sentence = tmp_path / "out", f"/out cannot be written: {os.strerror(number)}."
+    with monkeypatch.context() as patch:
+        patch.setattr(FileLock, "acquire", refuse)
+        with pytest.raises(OSError, match=sentence), locked_folder(path):
+            pytest.fail("the folder cannot be locked")
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(OSError, match=sentence), locked_folder(path):
+        pytest.fail("the folder cannot be made")
+    with pytest.raises(OSError, match=sentence), atomic_folder(path):
+        pytest.fail("the folder cannot be made")
+    with pytest.raises(OSError, match=sentence):
+        write_atomically(path, "text")
 
 
 def test_a_link_is_replaced_and_its_target_stays(tmp_path):

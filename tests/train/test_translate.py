@@ -309,6 +309,25 @@ def test_a_file_can_be_compressed(run, tmp_path):
         list(cut)
 
 
+def test_more_translations_than_beams_are_refused(run, tmp_path, capsys):
+    source = tmp_path / "source"
+    source.write_text("cat dog\n")
+    for num_beams in ("1", "2"):
+        flags = ["--num_beams", num_beams, "--num_return_sequences", "3"]
+        assert main(["translate", str(run), str(source), *flags]) == 1
+        expected = f"num_return_sequences must be at most num_beams, {num_beams}, got 3"
+        assert expected in capsys.readouterr().err
+
+
+def test_a_file_without_permission_is_named(run, tmp_path, monkeypatch, capsys):
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(translate.Path, "open", refuse)
+    assert main(["translate", str(run), str(tmp_path / "source")]) == 1
+    assert f"{tmp_path / 'source'} cannot be read: Permission denied." in capsys.readouterr().err
+
+
 def test_too_many_beams_for_the_memory_give_a_clear_error(run, tmp_path, capsys):
     source = tmp_path / "source"
     source.write_text("cat dog\n")
