@@ -14,8 +14,21 @@ from filelock import FileLock, Timeout
 LOCK_FILE = ".lock"
 # error numbers: disk full, quota exceeded, file larger than the file system allows
 DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None), errno.EFBIG)
+# error numbers: permission denied, operation not permitted, read-only file system
+NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 # error numbers of network file systems that do not support locks
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the final path, not that of an unfinished file or a lock, if writing is not allowed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NOT_ALLOWED:
+            raise
+        raise OSError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 @contextlib.contextmanager
@@ -44,9 +57,10 @@ def locked_folder(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     lock = FileLock(lock_path, timeout=seconds, fallback_to_soft=False, thread_local=False)
     try:
         while True:
-            created_folders += make_folder(folder)
+            with _naming(folder):
+                created_folders += make_folder(folder)
             # the previous holder may have removed the folder in the meantime
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError), _naming(folder):
                 lock.acquire()
                 break
     except Timeout as error:
@@ -134,7 +148,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     unfinished_file = unfinished_path(path)
     try:
-        with unfinished_file.open("xb") as file:
+        with _naming(path), unfinished_file.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -166,12 +180,13 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
     folder = Path(folder).resolve()
     is_one_step = not folder.exists() or not (any(folder.iterdir()) or os.path.ismount(folder))
     parent = folder.parent if is_one_step else folder
-    make_folder(parent)
     unfinished_folder = unfinished_path(parent / folder.name)
-    unfinished_folder.mkdir()
+    with _naming(folder):
+        make_folder(parent)
+        unfinished_folder.mkdir()
     try:
         yield unfinished_folder
-        all_to_disk(unfinished_folder)
+        finish_all(unfinished_folder)
         if is_one_step:
             _rename_folder(unfinished_folder, folder)
         else:
@@ -246,14 +261,28 @@ def to_disk(path: Path):
         os.close(descriptor)
 
 
-def all_to_disk(folder: Path):
-    """Flush a folder, with all files and folders in it, to the disk.
+def finish(path: Path):
+    """Flush a file or the entries of a folder to the disk; give a file the usual permissions.
+
+    safetensors gives only the owner permission to read a file.
 
     Args:
-        folder: Folder to flush.
+        path: File in a folder of its own that the command has just created, or folder.
+    """
+    if path.is_file():
+        # those of the folder, which are limited by the umask; `os.umask` is not safe with threads
+        path.chmod(path.parent.stat().st_mode & 0o666)
+    to_disk(path)
+
+
+def finish_all(folder: Path):
+    """Flush a folder, with all files and folders in it, to the disk, with the usual permissions.
+
+    Args:
+        folder: Folder that the command has just created.
     """
     with ThreadPoolExecutor() as threads:
-        list(threads.map(to_disk, (*folder.rglob("*"), folder)))
+        list(threads.map(finish, (*folder.rglob("*"), folder)))
 
 
 def free_space(folder: Path) -> str:

@@ -220,6 +220,11 @@ def _model_class_of(
         # so that `save_pretrained` copies the file of the class too
         model_class.register_for_auto_class(AUTO_CLASS)
         return model_class
+    if model_type is None and not auto_map and Path(run).is_dir():
+        raise ValueError(
+            f"{RUN_RULE}, got {str(run)!r}, whose {CONFIG_FILE} names no model_type. A model that "
+            "was exported to another engine, such as CTranslate2, runs only there."
+        )
     if model_type in CONFIG_MAPPING:
         config_class = CONFIG_MAPPING[model_type]
     else:

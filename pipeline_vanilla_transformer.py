@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
+from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple
 
@@ -132,6 +133,7 @@ class TranslationPipeline(Pipeline):
         self._conversion: Any = None
         # created when the first term is forbidden
         self._spelling: Spelling | None = None
+        self._model_languages = model_languages(model, tokenizer)
         self._check_languages(**self._preprocess_params)
 
     def __call__(self, inputs: str | Iterable[str], batch_size: int | None = None, **kwargs) -> Any:
@@ -369,7 +371,7 @@ class TranslationPipeline(Pipeline):
         if language is True:
             # mBART's codes are like en_XX; NLLB's, like eng_Latn, have three letters, and are
             # refused below
-            code = src_lang or getattr(self.tokenizer, "source_lang", None) or "en"
+            code = src_lang or self._model_languages[0] or "en"
             language = re.split("[_-]", code)[0]
         if not isinstance(language, str) or len(language) != 2:
             raise ValueError(
@@ -584,16 +586,14 @@ class TranslationPipeline(Pipeline):
                     f"{name} must be a language of the tokenizer, "
                     f"{', '.join(tokenizer_languages)}, got {code!r}."
                 )
-        model_languages = [
-            getattr(self.tokenizer, name, None) for name in ("source_lang", "target_lang")
-        ]
-        for (name, code), expected in zip(given_languages.items(), model_languages, strict=True):
+        languages = [None, None] if tokenizer_languages else self._model_languages
+        for (name, code), expected in zip(given_languages.items(), languages, strict=True):
             # only codes of two letters: longer codes may name a family of languages
             is_comparable = all(isinstance(it, str) and len(it) == 2 for it in (code, expected))
             if is_comparable and code != expected:
                 raise ValueError(
-                    f"{name} must be {expected!r}: the model translates {model_languages[0]} to "
-                    f"{model_languages[1]}, got {code!r}."
+                    f"{name} must be {expected!r}: the model translates {languages[0]} to "
+                    f"{languages[1]}, got {code!r}."
                 )
 
     def _forward(
@@ -1092,6 +1092,30 @@ def languages_of(task: str) -> dict[str, str]:
     if match is None:
         raise ValueError(f"task must be {TASK} or {TASK}_XX_to_YY, got {task!r}.")
     return {name: code for name, code in match.groupdict().items() if code is not None}
+
+
+def model_languages(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> list[str | None]:
+    """Return source and target language of a model of one direction.
+
+    Args:
+        model: Any model.
+        tokenizer: Tokenizer of the model.
+
+    Returns:
+        The languages that the tokenizer names, as Marian's does, or the recipe in the folder that
+        the model was loaded from, if its languages have codes of two letters; None if unknown.
+    """
+    names = ("source_lang", "target_lang")
+    languages = [getattr(tokenizer, name, None) for name in names]
+    folder = model.name_or_path
+    recipe = Path(folder, "recipe.yaml")
+    if languages == [None, None] and folder and recipe.is_file():
+        text = recipe.read_text(encoding="utf-8", errors="replace")
+        matches = [re.search(rf"^{name}: '?(\w\w)'?$", text, re.M) for name in names]
+        languages = [match and match[1] for match in matches]
+    return languages
 
 
 def language_codes(tokenizer: PreTrainedTokenizerBase) -> list[str]:

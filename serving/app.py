@@ -29,6 +29,7 @@ from .translation_queue import Job, TranslationQueue
 # request except its texts
 BYTES_PER_CHARACTER, OTHER_BYTES = 12, 1 << 14
 AUTO = "auto"
+JSON_TYPE, FORM_TYPE = "application/json", "application/x-www-form-urlencoded"
 # header that asks a refused client to try again after this number of seconds
 RETRY_HEADERS = {"Retry-After": "1"}
 
@@ -315,24 +316,36 @@ async def read_fields(request: Request) -> dict[str, Any]:
         The fields by name. A field in the query replaces the field of this name in a form.
 
     Raises:
-        HTTPException: If the body is not UTF-8, or not the JSON object or form that its content
-            type names.
+        HTTPException: If the body is compressed, not UTF-8, or not the JSON object or form that its
+            content type names, or a field is given twice.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise HTTPException(400, f"a request must not be compressed, got {shown(encoding)}.")
     body = await request.body()
     try:
-        text = body.decode("utf-8")
-        if content_type == "application/json":
-            fields = json.loads(text)
+        if content_type == JSON_TYPE:
+            # RFC 8259 allows to ignore a byte order mark
+            fields = json.loads(body.decode("utf-8-sig"), object_pairs_hook=_unrepeated)
             if not isinstance(fields, dict):
                 raise HTTPException(400, "a request must be a JSON object, got another type.")
             return fields
+        text = body.decode("utf-8")
         form_fields = {}
         if content_type == "multipart/form-data":
             form = await request.form(max_files=0, max_part_size=len(body))
-            form_fields = {name: value for name, value in form.items() if isinstance(value, str)}
-        elif content_type == "application/x-www-form-urlencoded":
+            items = [item for item in form.multi_items() if isinstance(item[1], str)]
+            form_fields = _unrepeated(items)
+        # curl sends any body as a form
+        elif content_type == FORM_TYPE and not text.lstrip().startswith("{"):
             form_fields = _parse_url_encoded(text)
+        elif body:
+            raise HTTPException(
+                400,
+                f"Content-Type must be {JSON_TYPE} for a JSON object, or that of a form, got "
+                f"{shown(content_type)}.",
+            )
         query = request.scope["query_string"].decode("utf-8")
         return {**form_fields, **_parse_url_encoded(query)}
     except UnicodeDecodeError:
@@ -343,7 +356,18 @@ async def read_fields(request: Request) -> dict[str, Any]:
 
 
 def _parse_url_encoded(text: str) -> dict[str, Any]:
-    return dict(parse_qsl(text, keep_blank_values=True, errors="strict"))
+    return _unrepeated(parse_qsl(text, keep_blank_values=True, errors="strict"))
+
+
+def _unrepeated(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(items)
+    if len(fields) < len(items):
+        names = [name for name, _ in items]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise HTTPException(
+            400, f"{shown(repeated)[1:-1]} must be given once. JSON takes a list of texts as q."
+        )
+    return fields
 
 
 async def _answer_refusal(request: Request, error: Any) -> JSONResponse:

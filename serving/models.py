@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import permutations
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from babel import Locale
@@ -14,8 +15,10 @@ from ..loading import load
 from ..pipeline_vanilla_transformer import DEFAULT_SEARCH, TranslationPipeline, language_codes
 from ..train.recipe import RECIPE_FILE, read_recipe_file
 
+# code of a language, with its script or region, as in zh-Hant and pt-BR
+LANGUAGE = r"\w+(?:-[A-Z][a-z]{3})?(?:-[A-Z]{2})?"
 # argument of the command that names the languages of a model, as in en-de=runs/demo
-MODEL_WITH_LANGUAGES = re.compile(r"(?P<source>\w+)-(?P<target>\w+)=(?P<name>.+)")
+MODEL_WITH_LANGUAGES = re.compile(rf"(?P<source>{LANGUAGE})-(?P<target>{LANGUAGE})=(?P<name>.+)")
 # names of the attributes that contain the languages of a tokenizer: Marian's, then FSMT's
 LANGUAGE_ATTRIBUTES = (("source_lang", "target_lang"), ("src_lang", "tgt_lang"))
 # maximum number of source tokens in a sentence: memory and time grow with the square of this number
@@ -136,14 +139,19 @@ def load_models(names: Iterable[str], trust_remote_code: bool) -> dict[str, dict
         The model for each source language and each of its target languages.
 
     Raises:
-        ValueError: If a model cannot be loaded, its languages are not known, or two models
-            translate between the same languages.
+        ValueError: If a model cannot be loaded, its languages are not known or not readable, or two
+            models translate between the same languages.
     """
     pipelines: dict[str, TranslationPipeline] = {}
     models: dict[str, dict[str, Model]] = {}
     for name_with_languages in names:
         match = MODEL_WITH_LANGUAGES.fullmatch(name_with_languages)
         name = match["name"] if match else name_with_languages
+        if match is None and "=" in name and not Path(name).exists():
+            raise ValueError(
+                "languages of a model must be written as in en-de=my/model or en-zh-Hant=my/model, "
+                f"got {name}."
+            )
         if name not in pipelines:
             pipelines[name] = load(name, trust_remote_code=trust_remote_code)
         stated_pair = (match["source"], match["target"]) if match else None
@@ -171,7 +179,7 @@ def _model_and_pairs(
         pairs = [_recorded_pair(name, pipeline)]
     else:
         # T5 gets its languages from the name of the pipeline's task
-        task = "translation_{}_to_{}".format(*stated_pair)
+        task = "translation_{}_to_{}".format(*stated_pair).replace("-", "_")
         device = pipeline.device
         pipeline = TranslationPipeline(pipeline.model, pipeline.tokenizer, task, device=device)
     if stated_pair is not None:

@@ -1,6 +1,7 @@
 """Atomic writes of files and folders, and the lock for one command at a time."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import train_toys
+from filelock import FileLock
 from translation_toys import make_model, make_tokenizer
 
 from vanilla_transformer.atomic_files import atomic_folder, locked_folder, write_atomically
@@ -44,12 +46,45 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, owner, 
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_that_is_not_writable_is_named_by_its_final_path(tmp_path, monkeypatch, number):
+    def refuse(path, *_, **__):
+        raise OSError(number, os.strerror(number), str(path))
+
+    path, sentence = tmp_path / "out", f"/out cannot be written: {os.strerror(number)}."
+    with monkeypatch.context() as patch:
+        patch.setattr(FileLock, "acquire", refuse)
+        with pytest.raises(OSError, match=sentence), locked_folder(path):
+            pytest.fail("the folder cannot be locked")
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(OSError, match=sentence), locked_folder(path):
+        pytest.fail("the folder cannot be made")
+    with pytest.raises(OSError, match=sentence), atomic_folder(path):
+        pytest.fail("the folder cannot be made")
+    with pytest.raises(OSError, match=sentence):
+        write_atomically(path, "text")
+
+
 def test_a_link_is_replaced_and_its_target_stays(tmp_path):
     outside, path = tmp_path / "outside", tmp_path / "link"
     outside.write_text("mine")
     path.symlink_to(outside)
     write_atomically(path, "new")
     assert (outside.read_text(), path.read_text(), path.is_symlink()) == ("mine", "new", False)
+
+
+def test_every_file_of_a_run_has_the_permissions_of_the_umask(tmp_path):
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    umask_before = os.umask(0o027)
+    try:
+        train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=4, save_every_steps=4))
+        to_marian(*load_run(tmp_path / "run"), tmp_path / "marian")
+    finally:
+        os.umask(umask_before)
+    files = [path for name in ("run", "marian") for path in (tmp_path / name).rglob("*.*")]
+    assert sum(path.suffix == ".safetensors" for path in files) == 3
+    assert {oct(path.stat().st_mode & 0o777) for path in files if path.is_file()} == {"0o640"}
 
 
 def test_a_folder_has_one_lock_holder_and_keeps_no_lock_file(tmp_path):

@@ -379,6 +379,7 @@ def test_an_invalid_name_is_refused_before_any_request(run_folder, repo_id):
         ("half the weights", "run must have whole files of weights.*incomplete"),
         ("no tokenizer", "must hold a tokenizer.json"),
         ("another model", "run must be a vanilla_transformer, got a marian"),
+        ("a model of an engine", "run must be .*run', whose config.json names no model_type"),
         ("a broken tokenizer", "tokenizer '.*run' cannot be loaded"),
         ({"encoder_layers": 9}, "must be complete, got none for model.encoder.layers"),
         (
@@ -400,6 +401,8 @@ def test_a_run_that_cannot_be_read_is_refused(run_folder, tmp_path, damage, mess
         (run / "config.json").unlink()
     elif damage == "no weights":
         weights.unlink()
+    elif damage == "a model of an engine":
+        (run / "config.json").write_text('{"unk_token": "<unk>"}', encoding="utf-8")
     elif damage == "half the weights":
         weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
     elif damage == "half the search settings":

@@ -206,8 +206,8 @@ def average_locked_run(
         # an average may replace an earlier average, but no other files
         if not (target / AVERAGE_FILE).is_file():
             refuse_other_files(target, "output_dir must be new, or contain an average")
-    tokenizer = load_tokenizer(str(folder / "tokenizer"))
     model, states, is_ema = _load_averaged_model(folder, config, num_checkpoints, minutes, ema)
+    tokenizer = load_tokenizer(str(folder / "tokenizer"))
     set_search(model, config)
     example_sentence = _find_example_sentence(config, tokenizer, max_source_tokens(model.config))
     copied_files = {

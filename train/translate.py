@@ -21,7 +21,7 @@ from .. import TranslationPipeline
 from ..checks_vanilla_transformer import ENGINES, SEARCH_PRECISIONS
 from ..console import add_trust_flag, parse_flags
 from ..loading import load
-from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW, max_source_tokens
+from ..pipeline_vanilla_transformer import DEFAULT_SEARCH, TEXTS_PER_WINDOW, max_source_tokens
 from .data.lines import column_reader, format_translated_subtitle, read_column, read_subtitles
 from .data.text_files import MAX_LINE_BYTES, lines_of, opened, read_lines
 
@@ -38,6 +38,11 @@ LINE_ENDS = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 TABS_WARNING = (
     "the first line of {} has a tab, and whole lines are translated; --column 1 takes one column"
 )
+# what to do with files that have no sentence on each line, by suffix
+OTHER_FORMATS = {
+    ".csv": "write the table with tabs (.tsv), or name the file .txt if each line is a sentence",
+    **dict.fromkeys((".vtt", ".ass", ".ssa", ".sbv"), "convert the subtitles to .srt"),
+}
 # capacity of a pipe on Linux, in bytes
 PIPE_BYTES = 65536
 # longest line that is translated, in tokens: memory and time grow with the square of its length
@@ -365,6 +370,12 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     path = runs.pop() if len(runs) > 1 and not Path(runs[-1]).is_dir() else None
     path = None if path == "-" else path
     file_name = path or "stdin"
+    for suffix in Path(file_name).suffixes:
+        if suffix in OTHER_FORMATS:
+            raise ValueError(
+                f"{path} must have a sentence on each line, a column of sentences or subtitles "
+                f"(.srt), got {suffix}: {OTHER_FORMATS[suffix]}."
+            )
     is_subtitles = ".srt" in Path(file_name).suffixes
     is_n_best = shows_scores or "num_return_sequences" in search
     is_aligned = "return_alignment" in search
@@ -386,6 +397,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
         subtitles = read_subtitles(file, file_name) if is_subtitles else []
         pipeline, other_models = _load_models(runs, trust_remote_code, search.get("int8", False))
+        _check_num_returned(pipeline, search)
         if other_models:
             search["ensemble"] = other_models
         if subtitles:
@@ -405,6 +417,16 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
                 yield from n_best_lines(number, translations)
             else:
                 yield " ||| ".join(output_fields(translations[0]))
+
+
+def _check_num_returned(pipeline: TranslationPipeline, search: Mapping[str, Any]):
+    defaults = pipeline.model.generation_config
+    num_beams = search.get("num_beams", defaults.num_beams or DEFAULT_SEARCH["num_beams"])
+    num_returned = search.get("num_return_sequences", 1)
+    if num_returned > num_beams and not defaults.do_sample:
+        raise ValueError(
+            f"num_return_sequences must be at most num_beams, {num_beams}, got {num_returned}."
+        )
 
 
 def _load_models(

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..atomic_files import all_to_disk, atomic_folder, write_atomically
+from ..atomic_files import atomic_folder, finish_all, write_atomically
 from ..loading import TOKENIZER_WITHOUT_CODE, check_local, read_tokenizer
 from ..records import read_text
 from ..tokenization.learning import learn_vocabulary, tokenizer_hash
@@ -261,7 +261,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """
     try:
         tokenizer.save_pretrained(folder)
-        all_to_disk(folder)
+        finish_all(folder)
     # the tokenizers library raises a bare Exception on a full disk
     except Exception as error:
         raise OSError(f"{folder} cannot be written: {' '.join(str(error).split())}") from error

@@ -1,6 +1,7 @@
 """The server, as a process of its own, and a real client of LibreTranslate."""
 
 import contextlib
+import gzip
 import json
 import re
 import shlex
@@ -354,13 +355,31 @@ def test_a_wrong_field_is_named(fields, sentence, server):
         (FORM, b"q=\xff", "a request must be UTF-8"),
         (FORM, b"q=%FF", "a request must be UTF-8"),
         ("multipart/form-data", b"q=a", "Missing boundary"),
-        ("text/plain", b"q=a", "q must be given"),
+        ("text/plain", b"q=a", f"Content-Type must be {JSON} for a JSON object, or that of a form"),
+        ("", b"q=a", f"Content-Type must be {JSON} for a JSON object, or that of a form, got ''"),
+        (FORM, b' {"q": "a"}', f"Content-Type must be {JSON} for a JSON object"),
+        (FORM, b"q=a&q=b", "q must be given once"),
+        (JSON, b'{"q": "a", "q": "b"}', "q must be given once"),
     ],
 )
 def test_a_body_that_cannot_be_read_is_refused(kind, body, sentence, server):
     answer = server.client.post("/translate", content=body, headers={"Content-Type": kind})
     assert answer.status_code == 400
     assert answer.json()["error"].startswith(sentence)
+
+
+def test_compressed_bodies_are_refused_and_a_byte_order_mark_is_not(server):
+    fields = json.dumps({"q": TEXTS[0], **FR_EN}).encode()
+    headers = {"Content-Type": JSON, "Content-Encoding": "gzip"}
+    answer = server.client.post("/translate", content=gzip.compress(fields), headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "a request must not be compressed, got 'gzip'."
+    headers = {"Content-Type": JSON}
+    answer = server.client.post("/translate", content=b"\xef\xbb\xbf" + fields, headers=headers)
+    assert answer.json() == server.translate(TEXTS[0])
+    parts = [("q", (None, "a")), ("q", (None, "b"))]
+    answer = server.client.post("/translate", files=parts)
+    assert answer.json()["error"].startswith("q must be given once")
 
 
 def test_a_file_is_refused(server):
@@ -575,11 +594,17 @@ def test_a_model_must_name_its_languages(run_folder, tmp_path, capsys):
     said = capsys.readouterr().err
     assert f"languages of {tmp_path} must be known" in said
     assert f"as in en-de={tmp_path}." in said
-    models = load_models([f"en-zh_Hant={tmp_path}", str(run_folder)], False)
+    languages = ["en-zh_Hant", "zh-Hant-pt-BR", "de-zh-Hant-TW"]
+    names = [*(f"{pair}={tmp_path}" for pair in languages), str(run_folder)]
+    models = load_models(names, False)
     assert {source: list(targets) for source, targets in models.items()} == {
         "en": ["zh-Hant"],
+        "zh-Hant": ["pt"],
+        "de": ["zh-Hant"],
         "fr": ["en"],
     }
+    assert main(["serve", f"en-zh-de={tmp_path}", "--port", "0"]) == 1
+    assert "must be written as in en-de=my/model or en-zh-Hant=" in capsys.readouterr().err
 
 
 def test_two_models_between_the_same_languages_are_refused(run_folder, capsys):

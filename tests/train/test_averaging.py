@@ -252,8 +252,11 @@ def test_what_is_no_average_is_not_overwritten_by_one(run, tmp_path, capsys):
         assert f"got {folder} with a {name}, which would be replaced" in capsys.readouterr().err
         files = [path for path in folder.rglob("*") if path.is_file()]
         assert [path.read_text() for path in files] == ["mine"]
+    again = tmp_path / "again"
     for _ in range(2):
-        assert main(["average", str(run), "--output_dir", str(tmp_path / "again")]) == 0
+        assert main(["average", str(run), "--output_dir", str(again)]) == 0
+    assert main(["average", str(again)]) == 1
+    assert f"{again} must have a checkpoint to average, got none" in capsys.readouterr().err
 
 
 def test_the_weights_of_a_model_come_last(run, tmp_path, monkeypatch):

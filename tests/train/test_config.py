@@ -63,6 +63,14 @@ def test_a_field_by_its_other_name_takes_the_place_of_the_recipes():
     assert config.model_config(100).d_model == 64
 
 
+def test_fields_of_the_model_take_numbers_with_an_exponent(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: {dropout: 1e-1, layer_norm_eps: 1.5e-6}\n", encoding="utf-8")
+    config, _ = parse_arguments([str(path), "--model", "{attention_dropout: 2E-1}"])
+    sizes = config.model_config(100)
+    assert (sizes.dropout, sizes.layer_norm_eps, sizes.attention_dropout) == (0.1, 1.5e-6, 0.2)
+
+
 def test_a_recipe_can_be_a_file(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("seed: 7\nadam_epsilon: 1e-8\n", encoding="utf-8")
@@ -99,6 +107,12 @@ def test_saved_settings_are_read_back_equal(tmp_path):
         (["demo", "--dry_run", "--model", "{d_modle: 5}"], "d_modle is not a field .*'d_model'"),
         (["demo", "--dry_run", "--model", "{d_model: 5}"], "d_model must be"),
         (["demo", "--model", "{1: 2}"], "line 1, column 2: must have text as names, got '1'"),
+        (["demo", "--model", "{no: 2}"], "must have text as names, got 'no': put other words into"),
+        (["demo", "--model", "{d_model: 8, hidden_size: 8}"], "hidden_size once, got two of its"),
+        (["demo", "--columns", "{en: 2, de: 2}"], "en and de, none twice, got {'en': 2, 'de': 2}"),
+        (["demo", "--mix", "[{dataset: no}]"], "each with a dataset, got {'dataset': False}"),
+        (["demo", "--mix", "[{dataset: a, name: 2017}]"], "name must be .* got 2017: put text"),
+        (["demo", "--max_minutes", "1:30"], "must have no 0 in front and no colon, got '1:30'"),
         (["demo", "--model", "{row: B1}"], "model: row is not a field"),
         (["demo", "--model", "{num_labels: x}"], "model: num_labels is not a field"),
         (["demo", "--model", "{id2label: 3}"], "model: id2label is not a field"),
@@ -373,6 +387,9 @@ BOMB = "a: &a [lol, lol, lol]\n" + "".join(
         ("1: 5", "must have text as names, got '1'"),
         ("seed: " + "9" * 10_000, "numbers must be shorter, got '999"),
         ("seed: " + ":".join(["1"] * 300_000), "numbers must be shorter"),
+        ("seed: 010", "no 0 in front and no colon, got '010': write a decimal number"),
+        ("name: 1:30.5", "no colon, got '1:30.5': write a decimal number, or put text into quotes"),
+        ("target_lang: no", "target_lang must be of type str, got False: put text that YAML reads"),
         ("seed: 0x" + "f" * 90, "seed must be at most"),
         ("learning_rate_factor: 1e999", "learning_rate_factor must be a finite number"),
         ("seed: 9999-99-99", "must be YAML: month must be in"),

@@ -572,6 +572,7 @@ def test_a_wrong_test_set_is_refused_before_a_model_is_loaded(run, tmp_path, mon
         ((None, target), "source and reference must be given together, got no source"),
         ((source, target, *sacrebleu), "and sacrebleu must be given, got source, sacrebleu"),
         ((source, target, "--split", "test"), "sacrebleu must be given, got source, split"),
+        ((source, target, "--target_lang", "es"), "target_lang must be en or de, the languages of"),
         ((None, None, "--sacrebleu", "wmt14-full"), "Did you mean 'wmt14/full'?"),
         ((None, None, "--sacrebleu", "newstest"), "got 'newstest'. `sacrebleu --list` lists them"),
         (
@@ -718,7 +719,7 @@ def test_what_cannot_be_counted_says_why(run, leaky, tmp_path, monkeypatch):
         ({"dataset": str(leaky)}, "the training text has changed since the training"),
         ({"dataset": "another/corpus"}, "the training text is not on this machine"),
         ({"dataset": str(tmp_path)}, "the training text cannot be read"),
-        ({"target_lang": "fr"}, "the training text is in en and fr"),
+        ({"target_lang": "deu"}, "the training text is in en and deu"),
     ):
         save_config(dataclasses.replace(recipe, **changes), own / "recipe.yaml")
         scores = evaluate(own, source=source, reference=target, target_lang="de")

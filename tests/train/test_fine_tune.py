@@ -238,6 +238,8 @@ def test_the_result_loads_as_any_model_and_its_card_has_the_scores(learned):
     scores = scores_of(learned)
     assert f"BLEU ({scores['eval_bleu_signature']}): {scores['eval_bleu']:.2f}".rstrip("0") in card
     assert "model-index" in card
+    paths = [learned / "config.json", *learned.rglob("*.safetensors")]
+    assert len({path.stat().st_mode for path in paths}) == 1 < len(paths)
 
 
 def test_a_card_names_no_path(base, corpus, learned):

@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 import train_toys
+import transformers
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer import engine_vanilla_transformer as engine
@@ -42,6 +43,18 @@ def test_lines_come_back_in_order_whatever_their_lengths(run):
     assert together == alone
     assert together[2] == ""
     assert len(set(together)) > 3
+
+
+def test_languages_that_are_not_those_of_the_run_are_refused(run, tmp_path, capsys):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("ant\n")
+    assert main(["translate", str(run), str(lines), "--src_lang", "en", "--tgt_lang", "fr"]) == 1
+    assert "tgt_lang must be 'de': the model translates en to de" in capsys.readouterr().err
+    assert main(["translate", str(run), str(lines), "--src_lang", "en", "--tgt_lang", "de"]) == 0
+    languages = {"model": str(run), "device": "cpu"}
+    transformers.pipeline("translation_en_to_de", **languages)
+    with pytest.raises(ValueError, match="src_lang must be 'en'"):
+        transformers.pipeline("translation_de_to_en", **languages)
 
 
 @pytest.mark.parametrize(
@@ -294,6 +307,25 @@ def test_a_file_can_be_compressed(run, tmp_path):
     assert list(packed) == list(plain)
     with pytest.raises(ValueError, match=r"cut\.gz cannot be read to its end"):
         list(cut)
+
+
+def test_more_translations_than_beams_are_refused(run, tmp_path, capsys):
+    source = tmp_path / "source"
+    source.write_text("cat dog\n")
+    for num_beams in ("1", "2"):
+        flags = ["--num_beams", num_beams, "--num_return_sequences", "3"]
+        assert main(["translate", str(run), str(source), *flags]) == 1
+        expected = f"num_return_sequences must be at most num_beams, {num_beams}, got 3"
+        assert expected in capsys.readouterr().err
+
+
+def test_a_file_without_permission_is_named(run, tmp_path, monkeypatch, capsys):
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(translate.Path, "open", refuse)
+    assert main(["translate", str(run), str(tmp_path / "source")]) == 1
+    assert f"{tmp_path / 'source'} cannot be read: Permission denied." in capsys.readouterr().err
 
 
 def test_too_many_beams_for_the_memory_give_a_clear_error(run, tmp_path, capsys):

@@ -48,11 +48,15 @@ def _extract_field(line: str, line_name: str, column: str) -> str:
     try:
         value: Any = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{line_name} must be a JSON object: {error}.") from error
+        raise ValueError(
+            f"{line_name} must be a JSON object, as in JSON lines (.jsonl): {error}."
+        ) from error
     for name in column.split("."):
         if not isinstance(value, dict) or name not in value:
             found_fields = (
-                f"the fields {', '.join(value)}" if isinstance(value, dict) else "no object"
+                f"the fields {', '.join(value)}"
+                if isinstance(value, dict)
+                else "no object, as JSON lines (.jsonl) have on each line"
             )
             raise ValueError(f"{line_name} must have the field {column!r}, got {found_fields}.")
         value = value[name]

@@ -138,7 +138,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with opener(path, "rb") as file:
             yield file
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
     except TRUNCATION_ERRORS as error:
         raise ValueError(f"{path} cannot be read to its end: {error}") from error

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...atomic_files import (
+    finish,
     free_space,
     make_folder,
     remove,
@@ -227,7 +228,7 @@ def _write_files(
             # hash and flush the new files in other threads, while the next file is written
             for path in sorted(set(folder.iterdir()) - set(hash_futures)):
                 hash_futures[path] = threads.submit(sha256_of, path)
-                sync_futures.append(threads.submit(to_disk, path))
+                sync_futures.append(threads.submit(finish, path))
 
         model.save_pretrained(folder, state_dict=dict(weights), max_shard_size="1TB")
         hash_and_sync()

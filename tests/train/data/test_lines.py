@@ -94,7 +94,16 @@ def test_lines_with_tabs_are_translated_whole_and_said(model, tmp_path, capsys, 
             "field 'en' of .* line 2 must be text",
         ),
         ("a.jsonl", "en", '{"en": "dogs"}\n[]\n', "line 2 must have the field 'en', got no object"),
-        ("a.jsonl", "en", '{"en": "dogs"}\n{"en\n', "line 2 must be a JSON object: "),
+        ("a.json", "en", '[\n{"en": "dogs"}\n]\n', r"line 1 must be .* JSON lines \(.jsonl\)"),
+        ("a.json", "en", '[{"en": "dogs"}]\n', r"got no object, as JSON lines \(.jsonl\) have"),
+        ("a.csv", "1", "dogs,a\n", r"got .csv: write the table with tabs \(.tsv\), or name"),
+        ("a.vtt.gz", "1", "", r"a.vtt.gz must .* got .vtt: convert the subtitles to .srt"),
+        (
+            "a.jsonl",
+            "en",
+            '{"en": "dogs"}\n{"en\n',
+            "line 2 must be a JSON object, as in JSON lines ",
+        ),
     ],
 )
 def test_a_column_that_is_not_there_is_refused(

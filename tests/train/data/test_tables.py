@@ -226,10 +226,13 @@ def test_a_changed_table_is_read_again(tmp_path):
         {"en": "x", "de": 2},
         {"en": 0, "de": 1},
         {"en": True, "de": False},
+        {"en": "x", "de": "x"},
     ],
 )
 def test_columns_have_a_name_or_a_number_for_each_language(columns):
-    message = "columns must give a name, or a number from 1, for each of en and de, got {"
+    message = (
+        "columns must give a name, or a number from 1, for each of en and de, none twice, got {"
+    )
     for setting in ({"columns": columns}, {"mix": [{"dataset": "x", "columns": columns}]}):
         with pytest.raises(ValueError, match=message):
             load_config("demo", setting)
