@@ -65,6 +65,7 @@ def load_translations(
     revision: str | None = None,
     streaming: bool = False,
     columns: Columns | None = None,
+    repair: bool = True,
 ) -> dict[str, datasets.Dataset | datasets.IterableDataset]:
     """Load parallel text in the translation schema: one column with a text for each language.
 
@@ -81,6 +82,8 @@ def load_translations(
         streaming: Read the training split during training, and do not store it.
         columns: Column of each language in a table or in records; its name, or its number from 1
             in a table without names. By default the columns have the languages as names.
+        repair: Replace bytes of the training split that are not UTF-8 by U+FFFD; training then
+            drops and counts these pairs. In all other splits such bytes are an error.
 
     Returns:
         Splits, each with the single column "translation".
@@ -111,7 +114,7 @@ def load_translations(
             splits["train"] = splits["train"].to_iterable_dataset()
     elif pair_files:
         splits = {
-            split: _read_pair_files(split, paths, languages, columns, streaming)
+            split: _read_pair_files(split, paths, languages, columns, streaming, repair)
             for split, paths in pair_files.items()
         }
     else:
@@ -386,9 +389,10 @@ def _to_translation_schema(
     }
     for name in names:
         if column_types.get(str(name)) not in ("string", "large_string", "str"):
+            found = ", ".join(f"{found} ({type_name})" for found, type_name in column_types.items())
             raise ValueError(
-                f"dataset {dataset!r} must have a column {name!r} of text, got "
-                f"{', '.join(f'{name} ({type_name})' for name, type_name in column_types.items())}."
+                f"dataset {dataset!r} must have a column {name!r} of text, got {found}. Set other "
+                "names with --columns."
             )
     output_features = datasets.Features(
         {"translation": datasets.Translation(languages=list(languages))}
@@ -544,6 +548,7 @@ def _read_pair_files(
     languages: tuple[str, str],
     columns: Columns | None,
     streaming: bool,
+    repair: bool,
 ) -> datasets.Dataset | datasets.IterableDataset:
     line_counts = [count_lines(path) for path in paths] if len(paths) == 2 else []
     if len(set(line_counts)) > 1:
@@ -558,9 +563,8 @@ def _read_pair_files(
         "paths": paths,
         "languages": languages,
         "columns": columns,
-        # in the training split, lines that are not UTF-8 are repaired here, then dropped and
-        # counted; in an evaluation split they are an error, because no line may be dropped
-        "repair": is_training_split,
+        # no line of an evaluation split may be dropped
+        "repair": repair and is_training_split,
         # size and modification time are part of the cache key, so that a changed file is read
         # again. The value is a string, because `datasets` distributes a list over shards
         "stamp": str([_file_stamp(path) for path in paths]),
