@@ -420,7 +420,7 @@ class TrainConfig:
             self.validation_sample = DEFAULT_VALIDATION_SAMPLE
         self._check_languages()
         for columns in (self.columns, *(entry["columns"] for entry in self.mix)):
-            self._check_columns(columns)
+            check_columns(columns, self.source_lang, self.target_lang)
         self._check_weights()
         self._check_training()
         self._check_model()
@@ -432,19 +432,6 @@ class TrainConfig:
         if self.symbol_lang is not None and self.symbol_lang not in languages:
             raise ValueError(
                 f"symbol_lang must be null, {' or '.join(languages)}, got {self.symbol_lang!r}."
-            )
-
-    def _check_columns(self, columns: dict | None):
-        languages = {self.source_lang, self.target_lang}
-        column_types = {type(column) for column in columns.values()} if columns else set()
-        if columns is not None and not (
-            columns.keys() == languages
-            and (column_types == {str} or (column_types == {int} and min(columns.values()) >= 1))
-            and len({*columns.values()}) == len(languages)
-        ):
-            raise ValueError(
-                f"columns must give a name, or a number from 1, for each of "
-                f"{self.source_lang} and {self.target_lang}, none twice, got {shown(columns)}."
             )
 
     def _check_weights(self):
@@ -627,6 +614,29 @@ def _checked_mix_entry(entry: Any) -> dict[str, Any]:
                 f"{closest_name(str(name), list(names))}"
             )
     return {name: _checked_value(fields[name], entry.get(name)) for name in names}
+
+
+def check_columns(columns: Any, source_lang: str, target_lang: str) -> None:
+    """Refuse a value that does not name or number the column of each language.
+
+    Args:
+        columns: Column of each language, or None.
+        source_lang: Language to translate from.
+        target_lang: Language to translate into.
+
+    Raises:
+        ValueError: If the value is something else.
+    """
+    has_columns = isinstance(columns, dict) and columns.keys() == {source_lang, target_lang}
+    column_types = {type(column) for column in columns.values()} if has_columns else set()
+    if columns is not None and not (
+        (column_types == {str} or (column_types == {int} and min(columns.values()) >= 1))
+        and len({*columns.values()}) == len(columns)
+    ):
+        raise ValueError(
+            f"columns must give a name, or a number from 1, for each of {source_lang} and "
+            f"{target_lang}, none twice, got {shown(columns)}."
+        )
 
 
 def _checked_value(setting_field: dataclasses.Field, value: Any) -> Any:

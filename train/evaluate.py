@@ -28,11 +28,12 @@ from ..identity_vanilla_transformer import difference_outside_layers
 from ..loading import check_local, load
 from ..pipeline_vanilla_transformer import TranslationPipeline, evaluating
 from ..records import read_text
-from .config import TrainConfig, bleu_tokenizer_of
+from .config import TrainConfig, bleu_tokenizer_of, check_columns
 from .data.batches import IGNORED
-from .data.corpus import is_available_offline, load_translations, texts_of
+from .data.corpus import is_available_offline, load_translations, text_hash, texts_of
 from .data.leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find_leaks
 from .data.prepare import STREAMED_TEXT_REASON, add_validation_split, load_texts
+from .data.tables import Columns
 from .devices.distribution import (
     COLLECTIVE_TIMEOUT,
     in_all_processes,
@@ -42,7 +43,7 @@ from .devices.distribution import (
 )
 from .devices.fused_loss import block_bytes
 from .evaluation_sets import read_files, read_sacrebleu_set, refuse_sacrebleu_set
-from .recipe import RECIPE_FILE
+from .recipe import RECIPE_FILE, parse_yaml_value
 from .run_folder.environment import read_environment
 from .run_folder.files import (
     SCORES_FILE,
@@ -142,6 +143,7 @@ class Evaluation:
         source_lang: Language to translate from.
         target_lang: Language to translate into.
         revision: Argument of `load_translations`.
+        columns: Argument of `load_translations`.
         streaming: Argument of `load_translations`.
         references: Reference files; empty for a dataset and for a test set of sacreBLEU.
         bleu_tokenizer: Tokenizer of sacreBLEU.
@@ -157,6 +159,7 @@ class Evaluation:
     source_lang: str
     target_lang: str
     revision: str | None
+    columns: Columns | None
     streaming: bool
     references: tuple[str, ...]
     bleu_tokenizer: str
@@ -165,7 +168,7 @@ class Evaluation:
     @property
     def data_name_parts(self) -> list[str]:
         """Parts of the data's name in the results: only the split for the run's own dataset."""
-        names = ("dataset", "name", "source_lang", "target_lang", "revision")
+        names = ("dataset", "name", "source_lang", "target_lang", "revision", "columns")
         recipe = self.recipe
         if (
             self.split is not None
@@ -174,7 +177,9 @@ class Evaluation:
         ):
             return [self.split]
         dataset_parts = filter(None, [self.dataset, self.name, self.revision, self.split])
-        return [*dataset_parts, self.source_lang, self.target_lang]
+        num_references = len(self.references)
+        reference_parts = [f"{num_references} references"] if num_references > 1 else []
+        return [*dataset_parts, *reference_parts, self.source_lang, self.target_lang]
 
 
 def evaluate(
@@ -193,6 +198,7 @@ def evaluate(
     against: str | Path | None = None,
     output_dir: str | Path | None = None,
     trust_remote_code: bool = False,
+    columns: Columns | None = None,
     **search: Any,
 ) -> dict[str, Any] | None:
     """Translate a split or a test set, score the translations, and save both.
@@ -221,6 +227,8 @@ def evaluate(
         against: Other run; its saved translations of the same sentences are compared with these.
         output_dir: Folder for the results; by default the run folder.
         trust_remote_code: Run the Python code that is saved with the model.
+        columns: Column of each language in a table or in records; by default those of the run. An
+            empty mapping stands for columns with the languages as names.
         search: Settings of `generate` that differ from the model's, `num_beams` for example.
 
     Returns:
@@ -229,7 +237,8 @@ def evaluate(
 
     Raises:
         ValueError: If model, dataset, split, file, COMET or the other run's translations are
-            missing, or arguments contradict each other.
+            missing, arguments contradict each other, the held-out pairs of the run have changed, or
+            results of other sentences have the same name.
     """
     state = join_processes()
     dataset_name = None if dataset is None else str(dataset)
@@ -244,7 +253,7 @@ def evaluate(
     data_arguments = (dataset_name, name, source_lang, target_lang, revision, *test_set_arguments)
     task = in_all_processes(
         lambda: _resolve_arguments(
-            str(run), split, *data_arguments, bleu_tokenizer, comet, results_folder
+            str(run), split, *data_arguments, bleu_tokenizer, comet, results_folder, columns
         )
     )
     # the main process prepares the data, and the others then find it in the cache
@@ -263,7 +272,9 @@ def evaluate(
         other_result_name, other_translations = in_all_processes(
             lambda: _translations_to_compare(other_run, task, result_name, sources, references)
         )
-    main_process_first(lambda: _refuse_unwritable(state, task.folder, result_name))
+    main_process_first(
+        lambda: _refuse_unwritable(state, task.folder, result_name, sources, references)
+    )
     started = time.monotonic()
     translations = translate_shared(state, pipeline, sources, title, **search, **engine_option)
     seconds = time.monotonic() - started
@@ -306,9 +317,16 @@ def _resolve_arguments(
     bleu_tokenizer: str | None,
     comet: str | None,
     output_dir: str | None,
+    columns: Columns | None,
 ) -> Evaluation:
     """Check the arguments of `evaluate`, and fill in the defaults from the recipe of a run."""
-    dataset_arguments = {"split": split, "dataset": dataset, "name": name, "revision": revision}
+    dataset_arguments = {
+        "split": split,
+        "dataset": dataset,
+        "name": name,
+        "revision": revision,
+        "columns": columns,
+    }
     test_set = _check_test_set(source, references, sacrebleu, dataset_arguments)
     recipe = _check_arguments(run, dataset or test_set, output_dir, comet)
     streaming = False
@@ -324,6 +342,10 @@ def _resolve_arguments(
         )
     if source_lang == target_lang:
         raise ValueError(f"target_lang must differ from source_lang, got {source_lang!r} for both.")
+    if columns is None and recipe is not None and _has_languages(recipe, source_lang, target_lang):
+        columns = recipe.columns
+    columns = columns or None
+    check_columns(columns, source_lang, target_lang)
     if test_set is None:
         split = split or "test"
         if recipe is not None and dataset is None:
@@ -353,6 +375,7 @@ def _resolve_arguments(
         source_lang=source_lang,
         target_lang=target_lang,
         revision=revision,
+        columns=columns,
         streaming=streaming,
         references=references,
         bleu_tokenizer=bleu_tokenizer,
@@ -376,7 +399,7 @@ def _check_test_set(
     source: str | None,
     references: tuple[str, ...],
     sacrebleu: str | None,
-    dataset_arguments: Mapping[str, str | None],
+    dataset_arguments: Mapping[str, Any],
 ) -> str | None:
     """Refuse several test sets at once; return the name of one that is no dataset, or None."""
     if (source is None) != (not references):
@@ -435,11 +458,11 @@ def _load_texts(task: Evaluation) -> list[list[str]]:
         return read_files([task.dataset, *task.references])
     if task.split is None:
         return read_sacrebleu_set(task.dataset.removeprefix(f"{SACREBLEU} "), *languages)
-    names = ("dataset", "name", "revision")
+    names = ("dataset", "name", "revision", "columns")
     recipe = task.recipe
     if recipe is not None and not (
         all(getattr(task, name) == getattr(recipe, name) for name in names)
-        and {*languages} == {recipe.source_lang, recipe.target_lang}
+        and _has_languages(recipe, *languages)
     ):
         recipe = None
     splits = load_translations(
@@ -448,10 +471,13 @@ def _load_texts(task: Evaluation) -> list[list[str]]:
         *languages,
         revision=task.revision,
         streaming=task.streaming,
-        columns=None if recipe is None else recipe.columns,
+        columns=task.columns,
+        repair=task.split != "train",
     )
     if recipe is not None:
         splits = add_validation_split(splits, recipe)
+        if recipe.validation_pairs is not None and task.split == "validation":
+            _refuse_other_held_out_pairs(Path(task.run), recipe, splits["validation"])
     if task.split not in splits:
         raise ValueError(
             f"split must be one of {', '.join(splits)}, got {task.split!r}."
@@ -459,6 +485,23 @@ def _load_texts(task: Evaluation) -> list[list[str]]:
             + " --source and --reference take a test set from text files."
         )
     return texts_of(splits[task.split].with_format("arrow")[:], languages, task.split)
+
+
+def _has_languages(recipe: TrainConfig, *languages: str) -> bool:
+    return {*languages} == {recipe.source_lang, recipe.target_lang}
+
+
+def _refuse_other_held_out_pairs(folder: Path, recipe: TrainConfig, validation: datasets.Dataset):
+    """Refuse held-out pairs that the run was trained on, because its corpus has changed."""
+    first_environment = next(iter(read_environment(folder)), {})
+    actual_hash = text_hash(validation, (recipe.source_lang, recipe.target_lang), "validation")
+    saved_hash = first_environment.get("validation_sha256", actual_hash)
+    if saved_hash != actual_hash:
+        raise ValueError(
+            f"the split 'validation' must have the {recipe.validation_pairs:,} pairs that the run "
+            f"held out, but {recipe.dataset} has changed since the training: validation_sha256 was "
+            f"{saved_hash}, got {actual_hash}."
+        )
 
 
 def _result_name(task: Evaluation, search: Mapping[str, Any], model: PreTrainedModel) -> str:
@@ -508,14 +551,8 @@ def _save_translations(
     translations: list[str],
 ) -> bool:
     """Save sources, references and translations; return whether the same ones were there before."""
-    text_by_path = {
-        path: "".join(f"{line}\n" for line in map(one_line, lines))
-        for path, lines in zip(
-            _result_paths(folder, result_name, len(references)),
-            (sources, *references, translations),
-            strict=True,
-        )
-    }
+    sides = (sources, *references, translations)
+    text_by_path = _text_by_path(folder, result_name, sides)
     with lock_run_folder(folder, SECONDS_TO_WAIT):
         is_unchanged = all(
             path.is_file() and path.read_bytes() == text.encode()
@@ -524,6 +561,17 @@ def _save_translations(
         for path, text in text_by_path.items():
             write_atomically(path, text)
     return is_unchanged
+
+
+def _text_by_path(
+    folder: Path, result_name: str, sides: Sequence[Sequence[str]]
+) -> dict[Path, str]:
+    """Return the texts to save by path, for sources, references and translations."""
+    paths = _result_paths(folder, result_name, len(sides) - 2)
+    return {
+        path: "".join(f"{line}\n" for line in map(one_line, lines))
+        for path, lines in zip(paths, sides, strict=True)
+    }
 
 
 def _compute_scores(
@@ -741,8 +789,17 @@ def _result_paths(folder: Path, result_name: str, num_references: int = 1) -> li
     return [folder / "hypotheses" / f"{result_name}.{side}.txt" for side in sides]
 
 
-def _refuse_unwritable(state: PartialState, folder: Path, result_name: str):
-    """Refuse a folder that cannot be written to, before the translation, which takes long."""
+def _refuse_unwritable(
+    state: PartialState,
+    folder: Path,
+    result_name: str,
+    sources: list[str],
+    references: list[list[str]],
+):
+    """Refuse a folder that cannot be written to, or has results of other sentences.
+
+    This happens before the translation, which takes long.
+    """
     read_scores(folder)
     try:
         if state.is_main_process:
@@ -758,6 +815,14 @@ def _refuse_unwritable(state: PartialState, folder: Path, result_name: str):
         raise ValueError(
             f"output_dir must be a folder that results can be written to, got {folder}: {error}"
         ) from error
+    *text_paths, _ = _text_by_path(folder, result_name, (sources, *references, [])).items()
+    for path, text in text_paths:
+        if path.is_file() and path.read_bytes() != text.encode():
+            raise ValueError(
+                f"output_dir must have no results of other sentences under the name "
+                f"{result_name}, got other lines in {path}. Set another --output_dir, or remove "
+                f"{folder}/hypotheses/{result_name}.* to replace them."
+            )
 
 
 def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> str | None:
@@ -786,6 +851,11 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
     parser.add_argument("--dataset", help="another dataset than the run's own")
     parser.add_argument("--name", help="configuration of the dataset")
     parser.add_argument("--revision", help="commit, branch or tag of a dataset on the Hub")
+    parser.add_argument(
+        "--columns",
+        help="column of each language, as {en: NAME, de: NAME}, or by number; null for columns "
+        "with the languages as names (those of the run)",
+    )
     parser.add_argument(
         "--source", metavar="FILE", help="text file to translate instead of a split"
     )
@@ -819,7 +889,10 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
     if not join_processes().is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
-    scores = evaluate(**vars(parse_flags(parser, argv)))
+    arguments = vars(parse_flags(parser, argv))
+    if "columns" in arguments:
+        arguments["columns"] = parse_yaml_value("columns", arguments["columns"]) or {}
+    scores = evaluate(**arguments)
     leave_process_group()
     return None if scores is None else score_table(scores)
 

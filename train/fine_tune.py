@@ -39,10 +39,11 @@ from ..generation_vanilla_transformer import set_paper_search
 from ..loading import CONFIG_FILE, load_run
 from ..pipeline_vanilla_transformer import max_source_tokens
 from ..publishing import push_to_hub
-from .config import bleu_tokenizer_of
+from .config import bleu_tokenizer_of, check_columns
 from .data.batches import IGNORED
 from .data.corpus import is_hub_name, load_translations
 from .data.pairs import drop_untrainable, encode_pairs, pair_lengths
+from .data.tables import Columns
 from .devices.distribution import (
     disable_cudnn_attention,
     in_all_processes,
@@ -50,6 +51,7 @@ from .devices.distribution import (
     leave_process_group,
     main_process_first,
 )
+from .recipe import parse_yaml_value
 from .run_folder.checkpoint import refuse_not_finite
 from .scoring import score_translations
 from .trainer import FusedTrainer
@@ -71,6 +73,10 @@ class FineTuneArguments:
     source_lang: str = field(metadata={"help": "language to translate from"})
     target_lang: str = field(metadata={"help": "language to translate into"})
     name: str | None = field(default=None, metadata={"help": "configuration of the dataset"})
+    columns: str | None = field(
+        default=None,
+        metadata={"help": "column of each language, as {en: NAME, de: NAME}; as in training"},
+    )
     max_length: int = field(
         default=256, metadata={"help": "maximum number of tokens of a sentence to train on"}
     )
@@ -181,7 +187,11 @@ def load_rows(
         ValueError: If a split or a language is missing, or no pair is left to train on.
     """
     texts = load_translations(
-        options.dataset, options.name, options.source_lang, options.target_lang
+        options.dataset,
+        options.name,
+        options.source_lang,
+        options.target_lang,
+        columns=_parse_columns(options),
     )
     for split in splits:
         if split not in texts:
@@ -196,6 +206,12 @@ def load_rows(
     }
     rows["train"], _ = drop_untrainable(rows["train"], "train", options.max_length)
     return rows
+
+
+def _parse_columns(options: FineTuneArguments) -> Columns | None:
+    columns = None if options.columns is None else parse_yaml_value("columns", options.columns)
+    check_columns(columns, options.source_lang, options.target_lang)
+    return columns
 
 
 def fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
@@ -474,6 +490,7 @@ def check_arguments(options: FineTuneArguments, args: Seq2SeqTrainingArguments):
         raise ValueError(
             f"hub_model_id must be user/name with push_to_hub, got {args.hub_model_id!r}."
         )
+    _parse_columns(options)
     # raises an error if sacreBLEU does not have this tokenizer
     score_translations(["a"], ["a"], options.bleu_tokenizer)
     for name in args.report_to:

@@ -17,7 +17,7 @@ from ..console import shown
 from ..kernels_vanilla_transformer import has_bf16_instructions
 from .config import TrainConfig
 from .data.corpus import texts_of
-from .data.pairs import GARBLED
+from .data.pairs import GARBLED, format_counts, refuse_unusable
 from .data.prepare import Texts, load_texts
 from .dry_run import first_pairs
 from .recipe import load_config, parse_settings
@@ -198,12 +198,14 @@ class Counts(NamedTuple):
         languages: Source and target language.
         characters: Mean number of characters of a source and of a target.
         words: Mean number of words, between spaces, of a source and of a target.
+        cleaning: Numbers of pairs of each corpus that are kept and left out, as text.
     """
 
     pairs: int
     languages: tuple[str, ...]
     characters: tuple[float, ...]
     words: tuple[float, ...]
+    cleaning: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         means = zip(self.languages, self.characters, self.words, strict=True)
@@ -248,7 +250,8 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
     if missing_flags:
         raise ValueError(f"{', '.join(missing_flags)} must be given: `new` does not guess.")
     # the default of `name` belongs to the default dataset, so it must not apply to this corpus
-    texts = load_texts(TrainConfig(**{"name": None, **corpus_settings}))
+    config = TrainConfig(**{"name": None, **corpus_settings})
+    texts = load_texts(config)
     counts = count_pairs(texts)
     if texts.validation is None:
         num_held_out = min(counts.pairs // HELD_OUT_SHARE, MOST_HELD_OUT)
@@ -258,7 +261,9 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
                 f"that one of them is held out for validation, got {counts.pairs}."
             )
         corpus_settings["validation_pairs"] = num_held_out
-        counts = counts._replace(pairs=counts.pairs - num_held_out)
+        # training also leaves out the pairs that share a sentence with the held-out pairs
+        texts = load_texts(dataclasses.replace(config, validation_pairs=num_held_out))
+        counts = count_pairs(texts)
     yaml_text = recipe_for(path, corpus_settings, counts, minutes)
     try:
         # "x" fails if another command has written the recipe in the meantime
@@ -271,6 +276,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
     return "\n".join(
         [
             f"{', '.join(texts.names)}: {counts}",
+            *counts.cleaning,
             *first_pairs(texts),
             f"{path} has the settings, with their reasons. Next:",
             f"  vanilla-transformer train {shlex.quote(str(path))} --dry_run",
@@ -308,27 +314,39 @@ def count_pairs(texts: Texts) -> Counts:
         The counts; estimates for a corpus of more than `SAMPLED_PAIRS`.
 
     Raises:
-        ValueError: If no pair can be used.
+        ValueError: If no pair of a corpus can be used, or most of its pairs have a wrong encoding.
     """
-    num_pairs, length_sums = 0.0, np.zeros((2, 2))
-    for rows in texts.train:
+    num_pairs, length_sums, cleaning = 0.0, np.zeros((2, 2)), []
+    for name, rows in zip(texts.names, texts.train, strict=True):
+        num_kept = num_garbled = 0
         row_numbers = np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED_PAIRS)).astype(int)
         for table in rows.select(row_numbers).with_format("arrow").iter(batch_size=10_000):
             sides = texts_of(table, texts.languages, "train", repair=True)
+            readable_pairs = [
+                pair
+                for pair in zip(*sides, strict=True)
+                if not any(GARBLED.search(text) for text in pair)
+            ]
             pair_lengths = [
                 ([len(text) for text in pair], [len(text.split()) for text in pair])
-                for pair in zip(*sides, strict=True)
-                if all(text.strip() and not GARBLED.search(text) for text in pair)
+                for pair in readable_pairs
+                if all(text.strip() for text in pair)
             ]
-            num_pairs += len(pair_lengths) * len(rows) / len(row_numbers)
+            num_garbled += len(table) - len(readable_pairs)
+            num_kept += len(pair_lengths)
             if pair_lengths:
                 length_sums += np.sum(pair_lengths, axis=0) * len(rows) / len(row_numbers)
-    if not num_pairs:
-        raise ValueError(
-            f"{', '.join(texts.names)} must have a pair with text in UTF-8 on both sides, got none."
-        )
+        num_empty = len(row_numbers) - num_kept - num_garbled
+        sampled_counts = {"kept": num_kept, "wrong_encoding": num_garbled, "empty": num_empty}
+        refuse_unusable(sampled_counts, name)
+        growth = len(rows) / len(row_numbers)
+        num_pairs += num_kept * growth
+        counts = {verdict: round(count * growth) for verdict, count in sampled_counts.items()}
+        cleaning.append(f"training pairs of {name}: {format_counts(counts)}")
     characters, words = (length_sums / num_pairs).tolist()
-    return Counts(round(num_pairs), texts.languages, tuple(characters), tuple(words))
+    return Counts(
+        round(num_pairs), texts.languages, tuple(characters), tuple(words), tuple(cleaning)
+    )
 
 
 def settings_for(pairs: int, most_steps: float = math.inf) -> tuple[Rule, TrainConfig]:

@@ -311,7 +311,7 @@ def parse_settings(
             f"{getattr(arguments, positional)!r}."
         )
     return arguments, {
-        name: (_parse_text_value if _is_text_setting(name) else _parse_yaml_value)(name, text)
+        name: (_parse_text_value if _is_text_setting(name) else parse_yaml_value)(name, text)
         for name, text in vars(arguments).items()
         if name in names
     }
@@ -399,5 +399,17 @@ def _parse_text_value(name: str, text: str) -> str | None:
     return None if text == "null" and is_optional else text
 
 
-def _parse_yaml_value(name: str, text: str) -> Any:
+def parse_yaml_value(name: str, text: str) -> Any:
+    """Parse the value of a flag that is not text.
+
+    Args:
+        name: Name of the flag, for an error.
+        text: Value on the command line.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: If the text is not YAML.
+    """
     return _parse_yaml(text, name, f"a YAML value, got {shown(text)}")

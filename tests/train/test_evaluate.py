@@ -474,7 +474,7 @@ def test_a_run_is_evaluated_with_the_revision_it_was_trained_on(run, tmp_path, m
     class Asked(BaseException):
         pass
 
-    def asked(*place, revision, streaming, columns):
+    def asked(*place, revision, streaming, columns, repair):
         raise Asked(*place[1:], revision, streaming)
 
     recipe = evaluating.read_recipe(run)
@@ -537,12 +537,13 @@ def test_a_test_set_of_ones_own_has_several_references(run, tmp_path, monkeypatc
         file.write(files[2].read_bytes())
     flags = ["--source", files[0], "--reference", files[1], "--reference", "my/news.de2.gz"]
     assert main(["own", *map(str, flags)]) == 0
-    scores = kept(own)["my-news.en-en-de"]
+    name = "my-news.en-2-references-en-de"
+    scores = kept(own)[name]
     assert scores["references"] == ["my/news.de", "my/news.de2.gz"]
     assert (scores["dataset"], scores["split"], scores["sentences"]) == ("my/news.en", None, 3)
     assert scores["bleu_signature"].startswith("nrefs:2|")
     texts = {
-        side: (own / f"hypotheses/my-news.en-en-de.{side}.txt").read_text("utf-8").splitlines()
+        side: (own / f"hypotheses/{name}.{side}.txt").read_text("utf-8").splitlines()
         for side in ("source", "reference", "reference2", "translation")
     }
     assert [*texts.values()][:3] == [*LINES, other]
@@ -551,11 +552,63 @@ def test_a_test_set_of_ones_own_has_several_references(run, tmp_path, monkeypatc
     assert "data         my/news.en, en-de, 3 sentences" in capsys.readouterr().out
     # the score is not one of the dataset of the run
     assert headline(own) == before
-    assert "| my-news.en-en-de | 3 |" in (own / "README.md").read_text(encoding="utf-8")
+    assert f"| {name} | 3 |" in (own / "README.md").read_text(encoding="utf-8")
     # one path, and the function: the same result and a comparison with itself
     assert evaluate(own, source=files[0], reference=files[1])["sentences"] == 3
     against = evaluate(own, source=files[0], reference=files[1:2], num_beams=1, against=own)
     assert list(against["against"]) == [f"my-news.en-en-de of {own}"]
+    assert kept(own)[name] == scores
+
+
+def test_results_of_other_sentences_are_not_replaced(run, tmp_path, monkeypatch):
+    own = Path(shutil.copytree(run, tmp_path / "own"))
+    monkeypatch.chdir(tmp_path)
+    files = {"source": "news.en", "reference": "news.de"}
+    write_lines(tmp_path, en=LINES[0], de=LINES[1])
+    first = evaluate(own, **files)
+    assert evaluate(own, **files)["bleu"] == first["bleu"]
+    before = (own / "scores.json").read_bytes()
+    for side in ("en", "de"):
+        write_lines(tmp_path, **{"en": LINES[0], "de": LINES[1], side: ["dog", "elk", "fox"]})
+        with pytest.raises(
+            ValueError, match=r"name news\.en-en-de, got other lines in .*\.txt\. Set"
+        ):
+            evaluate(own, **files)
+    assert (own / "scores.json").read_bytes() == before
+
+
+def test_a_table_is_evaluated_with_the_columns_of_the_run_or_with_others(
+    run, tmp_path, monkeypatch, capsys
+):
+    own = Path(shutil.copytree(run, tmp_path / "own"))
+    monkeypatch.chdir(tmp_path)
+    columns = {"en": "English", "de": "German"}
+    save_config(dataclasses.replace(read_recipe(run), columns=columns), own / "recipe.yaml")
+    lines = [f"{one}\t{two}\n" for one, two in zip(*LINES, strict=True)]
+    Path("test.tsv").write_text("English\tGerman\n" + "".join(lines))
+    Path("plain.tsv").write_text("".join(lines))
+    data = ["--split", "train", "--dataset"]
+    assert main(["own", *data, "test.tsv"]) == 0
+    assert (
+        main([str(run), *data, "test.tsv", "--output_dir", "out", "--columns", str(columns)]) == 0
+    )
+    for folder in (own, tmp_path / "out"):
+        source = folder / "hypotheses/test.tsv-train-en-de.source.txt"
+        assert source.read_text().splitlines() == LINES[0]
+    assert main(["own", *data, "plain.tsv"]) == 1
+    assert "must have the columns English and German" in capsys.readouterr().err
+    assert main(["own", *data, "plain.tsv", "--columns", "null"]) == 0
+    assert main(["own", *data, "plain.tsv", "--columns", "{en: 2, de: 1}"]) == 1
+    assert "other sentences under the name plain.tsv-train-en-de" in capsys.readouterr().err
+    assert main(["own", *data, "plain.tsv", "--columns", "{en: 1}"]) == 1
+    assert "columns must give a name, or a number from 1, for each of" in capsys.readouterr().err
+
+
+def test_invalid_utf_8_is_refused_in_every_split(run, tmp_path, capsys):
+    (tmp_path / "latin.tsv").write_bytes("bee\tant\ncat\tgrün\n".encode("latin-1"))
+    data = ["--dataset", str(tmp_path / "latin.tsv"), "--split", "train"]
+    assert main([str(run), *data, "--output_dir", str(tmp_path / "out")]) == 1
+    assert "latin.tsv line 2 must be UTF-8" in capsys.readouterr().err
 
 
 def test_a_wrong_test_set_is_refused_before_a_model_is_loaded(run, tmp_path, monkeypatch, capsys):
@@ -731,6 +784,7 @@ def test_every_flag_reaches_the_evaluation(monkeypatch):
     given = []
     monkeypatch.setattr(evaluating, "evaluate", lambda **settings: given.append(settings))
     data = {"split": "train", "dataset": "some/corpus", "name": "x", "revision": "v1"}
+    data["columns"] = {"en": 1, "de": 2}
     languages = {"source_lang": "de", "target_lang": "en"}
     scoring = {"bleu_tokenizer": "none", "comet": "y", "against": "other", "output_dir": "out"}
     search = {"num_beams": 2, "length_penalty_alpha": 0.5, "max_extra_tokens": 3}

@@ -454,6 +454,10 @@ def _run(command, hub, home, token=TOKEN) -> str:
         ({"max_length": 1}, "train must have a pair that can be used"),
         ({"lora_rank": -1}, "lora_rank must not be negative, got -1."),
         ({"bleu_tokenizer": "14a"}, "bleu_tokenizer must be one of"),
+        (
+            {"columns": "{en: 1, fr: 2}"},
+            "columns must give a name, or a number from 1, for each of",
+        ),
         ({"learning_rat": 0.1}, "learning_rat"),
         (
             {"resume_from_checkpoint": "last"},
@@ -473,6 +477,15 @@ def test_a_wrong_setting_is_refused_in_one_sentence(
     assert said.startswith("error: ")
     assert sentence in said
     assert not (folder / "model.safetensors").exists()
+
+
+def test_the_columns_of_a_table_can_be_given(base, tmp_path, capsys, caplog):
+    table = tmp_path / "pairs.csv"
+    table.write_text("German,English\nAmeise,ant\nBiene,bee\n")
+    settings = {"columns": "{en: English, de: German}", "max_steps": 1}
+    with caplog.at_level("INFO", logger="vanilla_transformer"):
+        tuned(base, table, tmp_path / "run", **settings)
+    assert "train: kept 2," in caplog.text + capsys.readouterr().err
 
 
 def test_a_corpus_without_validation_can_be_trained_on_but_not_evaluated(

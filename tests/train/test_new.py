@@ -103,7 +103,9 @@ def test_pairs_that_cannot_be_used_are_not_counted(folder, capsys):
     with table.open("a", encoding="utf-8") as file:
         file.write("ant\t \t1\nf\u00c3\u00bcr\tant\t1\n")
     assert main(["new", "mine", "--dataset", str(table), *DATA]) == 0
-    assert f"{table}: 57 pairs to train on" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{table}: 57 pairs to train on" in out
+    assert f"training pairs of {table}: kept 57, wrong_encoding 1, empty 1\n" in out
 
 
 @pytest.mark.parametrize("pairs", SIZES)
@@ -250,7 +252,9 @@ def test_an_existing_recipe_is_never_overwritten(folder, capsys, monkeypatch):
         (["mine", "--dataset", "pairs.tsv", "--source_lang", "en"], "--target_lang must be given"),
         (["mine", "--dataset", "no.tsv", *DATA], "dataset must be a file that exists"),
         (["mine", "--dataset", "empty.tsv", *DATA], "empty.tsv"),
-        (["mine", "--dataset", "blank.tsv", *DATA], "must have a pair .* got none"),
+        (["mine", "--dataset", "blank.tsv", *DATA], "must have a pair that can .* empty 1"),
+        (["mine", "--dataset", "latin.tsv", *DATA], "must be UTF-8 .* wrong_encoding 40, empty 0"),
+        (["mine", "--dataset", "same.tsv", *DATA], "must leave pairs of same.tsv to train on"),
         (["mine", "--dataset", "few.tsv", *DATA], "at least 20 pairs .* got 19"),
         (
             ["mine", "--dataset", "pairs.tsv", "--source_lang", "en", "--target_lang", "fy"],
@@ -277,6 +281,8 @@ def test_what_is_refused_is_refused_in_one_sentence(words, message, folder, caps
     write_table(folder / "pairs.tsv")
     write_table(folder / "few.tsv", 19)
     write_table(folder / "empty.tsv", 0)
+    (folder / "latin.tsv").write_bytes(b"a\tb\n" * 20 + b"a\t\xfc\n" * 40)
+    (folder / "same.tsv").write_text("a\tb\n" * 60)
     (folder / "blank.tsv").write_text("en\tde\n \t \n", encoding="utf-8")
     assert main(["new", *words]) == 1
     out, err = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from datasets.naming import camelcase_to_snakecase
 from ...configuration_vanilla_transformer import closest_name
 from ...console import LONGEST_VALUE, shortened
 from ...loading import check_local
+from ...records import read_text
 from . import tables, text_files, translation_memories
 from .cache import ensure_cached_file
 from .json_records import is_json, read_json
@@ -26,9 +28,13 @@ from .tables import Columns, column_names, join_text_columns, read_table
 from .text_files import COMPRESSIONS, count_lines, decode_line, lines_of, opened, read_lines
 from .translation_memories import read_memory
 
-SPLITS = ("train", "validation", "test")
-
-
+# names of each split in files and in datasets; `datasets` also knows the other names of validation
+SPLIT_NAMES = {
+    "train": ("train",),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+}
+SPLITS = tuple(SPLIT_NAMES)
 WMT14 = "wmt/wmt14"
 # number of lines of newstest2013 and newstest2014, by configuration; None stands for all others.
 # They are checked because some copies of newstest2014 have only 2,737 lines
@@ -39,9 +45,11 @@ WMT14_LINES = {
 # number of rows that are written to the cache at once
 ROWS_PER_BATCH = 10_000
 # suffixes of files with records, which `datasets` or `json_records` reads
-RECORD_FILE = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|xz|bz2|zst))?$")
+RECORD_SUFFIXES = ("json", "jsonl", "ndjson", "parquet", "arrow")
+RECORD_FILE = re.compile(rf"\.({'|'.join(RECORD_SUFFIXES)})(\.(gz|xz|bz2|zst))?$")
 # suffixes of tables and translation memories, which this package reads itself
-PAIR_FILE = re.compile(r"\.(tsv|csv|tmx)(\.(gz|xz|bz2|zst))?$")
+PAIR_SUFFIXES = ("tsv", "csv", "tmx")
+PAIR_FILE = re.compile(rf"\.({'|'.join(PAIR_SUFFIXES)})(\.(gz|xz|bz2|zst))?$")
 # source files that determine the cached pairs, and are part of the cache key
 CODE_FILES = (
     __file__,
@@ -57,6 +65,7 @@ def load_translations(
     revision: str | None = None,
     streaming: bool = False,
     columns: Columns | None = None,
+    repair: bool = True,
 ) -> dict[str, datasets.Dataset | datasets.IterableDataset]:
     """Load parallel text in the translation schema: one column with a text for each language.
 
@@ -65,7 +74,7 @@ def load_translations(
             (`PREFIX.en` and `PREFIX.de`), or a folder. A file contains records (.jsonl, .parquet),
             a table (.tsv, .csv) or a translation memory (.tmx). A folder contains files or pairs of
             text files that are named train, validation and test. Files are plain or compressed
-            (.gz, .bz2, .xz, .zst).
+            (.gz, .bz2, .xz, .zst). A folder can also be one that `datasets` saved to disk.
         name: Configuration of the dataset; must be None for text files, tables and memories.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
@@ -73,13 +82,15 @@ def load_translations(
         streaming: Read the training split during training, and do not store it.
         columns: Column of each language in a table or in records; its name, or its number from 1
             in a table without names. By default the columns have the languages as names.
+        repair: Replace bytes of the training split that are not UTF-8 by U+FFFD; training then
+            drops and counts these pairs. In all other splits such bytes are an error.
 
     Returns:
         Splits, each with the single column "translation".
 
     Raises:
-        ValueError: If the dataset cannot be loaded, lacks a language, or is an incomplete copy of
-            WMT14.
+        ValueError: If the dataset cannot be loaded, lacks a language, has several files for a
+            split, or is an incomplete copy of WMT14.
     """
     languages = (source_lang, target_lang)
     pair_files = _find_pair_files(dataset, languages)
@@ -103,7 +114,7 @@ def load_translations(
             splits["train"] = splits["train"].to_iterable_dataset()
     elif pair_files:
         splits = {
-            split: _read_pair_files(split, paths, languages, columns, streaming)
+            split: _read_pair_files(split, paths, languages, columns, streaming, repair)
             for split, paths in pair_files.items()
         }
     else:
@@ -111,6 +122,7 @@ def load_translations(
         splits, json_languages = _load_with_datasets(
             dataset, name, languages, revision, streaming, columns
         )
+    splits = _rename_validation(splits)
     # "wmt14" is the former name of the same dataset, which the Hub redirects
     if dataset in (WMT14, "wmt14") and not is_local(dataset, source_lang, target_lang):
         _refuse_incomplete_wmt14(name, splits)
@@ -124,6 +136,14 @@ def load_translations(
                     f"{closest_name(language, corpus_languages)}"
                 )
     return {split: rows.select_columns("translation") for split, rows in splits.items()}
+
+
+def _rename_validation(splits: dict[str, Any]) -> dict[str, Any]:
+    """Give a split "valid", "val" or "dev" the name "validation", if it is the only one."""
+    names = [split for split in SPLIT_NAMES["validation"] if split in splits]
+    if len(names) != 1:
+        return splits
+    return {"validation" if split in names else split: rows for split, rows in splits.items()}
 
 
 def _load_with_datasets(
@@ -143,6 +163,8 @@ def _load_with_datasets(
         escaped_path = glob.escape(str(Path(dataset).resolve()))
         reader = file_format if file_format in ("parquet", "arrow") else "json"
         load_arguments = {"path": reader, "data_files": {"train": escaped_path}}
+    if saved_files := _find_saved_files(Path(dataset)):
+        load_arguments = {"path": "arrow", "data_files": saved_files}
     # without a network the library loads the prepared folder that was modified last, so update the
     # time of the folders with these languages
     language_pair = "-".join(map(glob.escape, languages))
@@ -178,6 +200,31 @@ def _load_with_datasets(
     return splits, json_languages
 
 
+def _find_saved_files(folder: Path) -> dict[str, list[str]]:
+    """Return the files of each split in a folder from `save_to_disk`; empty for other folders.
+
+    The folder can also have cache files of `map`, which are no part of the dataset.
+    """
+    split_folders = {"train": folder}
+    if (folder / datasets.config.DATASETDICT_JSON_FILENAME).is_file():
+        splits = json.loads(read_text(folder / datasets.config.DATASETDICT_JSON_FILENAME))["splits"]
+        split_folders = {split: folder / split for split in splits}
+    elif not (
+        (folder / datasets.config.DATASET_STATE_JSON_FILENAME).is_file()
+        and (folder / datasets.config.DATASET_INFO_FILENAME).is_file()
+    ):
+        return {}
+    return {
+        split: [
+            glob.escape(str((split_folder / file["filename"]).resolve()))
+            for file in json.loads(
+                read_text(split_folder / datasets.config.DATASET_STATE_JSON_FILENAME)
+            )["_data_files"]
+        ]
+        for split, split_folder in split_folders.items()
+    }
+
+
 def _refuse_unloadable(dataset: str, *languages: str):
     """Refuse a file of an unknown kind, and a dataset that is neither local nor on the Hub."""
     path = Path(dataset)
@@ -191,11 +238,10 @@ def _refuse_unloadable(dataset: str, *languages: str):
         )
     # refuse a folder whose tables or memories have other names: `datasets` would load these files,
     # but would parse them by other rules
-    pair_file_names = sorted(file.name for file in path.glob("*") if PAIR_FILE.search(file.name))
-    if pair_file_names:
+    if description := describe_pair_files(dataset, *languages):
         raise ValueError(
-            f"dataset must be a file, or a folder with files named train, validation and test, got "
-            f"{dataset!r} with {shortened(', '.join(pair_file_names), LONGEST_VALUE)}."
+            "dataset must be a file, or a folder with files named train, validation and test, got "
+            f"{dataset!r}{description}"
         )
     # accept a dataset that the library prepared earlier, because it loads without a network
     is_address = "://" in dataset or dataset.startswith("buckets/")
@@ -249,7 +295,7 @@ def is_local(dataset: str, source_lang: str, target_lang: str) -> bool:
     """
     # only files with a language suffix count: another file with this prefix, such as a recipe, does
     # not make a Hub name local
-    is_prefix = any(_find_text_file(dataset, language) for language in (source_lang, target_lang))
+    is_prefix = bool(_find_files(dataset, source_lang, target_lang))
     return dataset == "demo" or Path(dataset).exists() or is_prefix
 
 
@@ -343,9 +389,10 @@ def _to_translation_schema(
     }
     for name in names:
         if column_types.get(str(name)) not in ("string", "large_string", "str"):
+            found = ", ".join(f"{found} ({type_name})" for found, type_name in column_types.items())
             raise ValueError(
-                f"dataset {dataset!r} must have a column {name!r} of text, got "
-                f"{', '.join(f'{name} ({type_name})' for name, type_name in column_types.items())}."
+                f"dataset {dataset!r} must have a column {name!r} of text, got {found}. Set other "
+                "names with --columns."
             )
     output_features = datasets.Features(
         {"translation": datasets.Translation(languages=list(languages))}
@@ -366,32 +413,88 @@ def _to_translation_schema(
     )
 
 
-def _find_text_file(prefix: str, language: str) -> Path | None:
-    paths = (Path(f"{prefix}.{language}{compression}") for compression in ("", *COMPRESSIONS))
-    return next((path for path in paths if path.is_file()), None)
+def _find_files(prefix: str, *suffixes: str) -> list[Path]:
+    paths = (
+        Path(f"{prefix}.{suffix}{compression}")
+        for suffix in suffixes
+        for compression in ("", *COMPRESSIONS)
+    )
+    return [path for path in paths if path.is_file()]
 
 
 def _find_pair_files(dataset: str, languages: tuple[str, str]) -> dict[str, tuple[Path, ...]]:
-    """Return the files of each split: two text files, or one table or translation memory."""
+    """Return the files of each split: two text files, or one table or translation memory.
+
+    Raises:
+        ValueError: If a split has several files, of which only one would be read.
+    """
     split_files: dict[str, tuple[Path, ...]] = {}
-    for split in SPLITS:
-        prefixes = [str(Path(dataset, split))] + [dataset] * (split == "train")
-        for prefix in prefixes:
-            source_file, target_file = (_find_text_file(prefix, language) for language in languages)
-            if source_file and target_file:
-                split_files[split] = source_file, target_file
-            elif source_file or target_file:
-                missing_language = languages[1] if source_file else languages[0]
+    record_files: list[Path] = []
+    for split, names in SPLIT_NAMES.items():
+        prefixes = [str(Path(dataset, name)) for name in names]
+        text_files: list[Path] = []
+        for prefix in prefixes + [dataset] * (split == "train"):
+            source_files, target_files = (_find_files(prefix, language) for language in languages)
+            if bool(source_files) != bool(target_files):
+                missing_language = languages[1] if source_files else languages[0]
                 raise ValueError(
-                    f"{prefix}.{missing_language} must exist beside {source_file or target_file}."
+                    f"{prefix}.{missing_language} must exist beside "
+                    f"{(source_files + target_files)[0]}."
                 )
-        other_files = (_find_text_file(prefixes[0], suffix) for suffix in ("tsv", "csv", "tmx"))
-        file = next(filter(None, other_files), None)
-        if file is not None and split not in split_files:
-            split_files[split] = (file,)
+            text_files += source_files + target_files
+        tables = [path for prefix in prefixes for path in _find_files(prefix, *PAIR_SUFFIXES)]
+        records = [path for prefix in prefixes for path in _find_files(prefix, *RECORD_SUFFIXES)]
+        files = text_files + tables + records
+        if len(files) > (2 if text_files else 1):
+            raise ValueError(
+                f"the split {split} must be in one file, or in two text files, one for each "
+                f"language, got {_join_names(files)}."
+            )
+        if files and not records:
+            split_files[split] = tuple(files)
+        record_files += records
+    if split_files and record_files:
+        pair_files = [path for files in split_files.values() for path in files]
+        raise ValueError(
+            "the splits of a folder must all be records (.jsonl, .json, .parquet or .arrow), or "
+            f"none of them, got {_join_names(pair_files)} beside {_join_names(record_files)}."
+        )
     if PAIR_FILE.search(dataset) and Path(dataset).is_file():
         split_files["train"] = (Path(dataset),)
     return split_files
+
+
+def _join_names(paths: Sequence[Path]) -> str:
+    return shortened(" and ".join(map(str, paths)), 3 * LONGEST_VALUE)
+
+
+def describe_pair_files(dataset: str, source_lang: str, target_lang: str) -> str:
+    """List the tables, memories and pairs of text files in a folder, for an error.
+
+    Args:
+        dataset: Argument of `load_translations`.
+        source_lang: Argument of `load_translations`.
+        target_lang: Argument of `load_translations`.
+
+    Returns:
+        Names of the files, and how to read text files by their prefix; an empty string without
+        such files.
+    """
+    folder = Path(dataset)
+    text_file = re.compile(
+        rf"(.+)\.({re.escape(source_lang)}|{re.escape(target_lang)})(\.(gz|bz2|xz|zst))?"
+    )
+    prefixes = [match[1] for path in folder.glob("*") if (match := text_file.fullmatch(path.name))]
+    # a single file, such as README.de, is no corpus
+    prefixes = sorted({prefix for prefix in prefixes if prefixes.count(prefix) > 1})
+    names = [path.name for path in folder.glob("*") if PAIR_FILE.search(path.name)]
+    names += [
+        f"{prefix}.{language}" for prefix in prefixes for language in (source_lang, target_lang)
+    ]
+    if not names:
+        return ""
+    hint = f" To read {prefixes[0]}.*, set --dataset {folder / prefixes[0]}." if prefixes else ""
+    return f" with {shortened(', '.join(sorted(names)), LONGEST_VALUE)}.{hint}"
 
 
 def _folder_description(dataset: str) -> str:
@@ -402,24 +505,6 @@ def _folder_description(dataset: str) -> str:
     # the folder may contain text files in other languages than the requested ones
     training_files = sorted(path.name for path in folder.glob("train.*"))
     return f", and has {', '.join(training_files)}" if training_files else ""
-
-
-def validation_hint(dataset: str, streaming: bool) -> str:
-    """Suggest how to get a validation split: rename files such as dev.*, or hold out pairs.
-
-    Args:
-        dataset: Argument of `load_translations`.
-        streaming: Argument of `load_translations`.
-
-    Returns:
-        A sentence after a space, or an empty string if there is no suggestion.
-    """
-    misnamed_files = sorted(
-        path.name for path in Path(dataset).glob("*") if re.match(r"(valid|val|dev)\.", path.name)
-    )
-    if misnamed_files:
-        return f" Rename {' and '.join(misnamed_files)} to validation.* to use them."
-    return "" if streaming else " To hold out 1,000 pairs, set --validation_pairs 1000."
 
 
 def _read_pairs(
@@ -463,6 +548,7 @@ def _read_pair_files(
     languages: tuple[str, str],
     columns: Columns | None,
     streaming: bool,
+    repair: bool,
 ) -> datasets.Dataset | datasets.IterableDataset:
     line_counts = [count_lines(path) for path in paths] if len(paths) == 2 else []
     if len(set(line_counts)) > 1:
@@ -477,9 +563,8 @@ def _read_pair_files(
         "paths": paths,
         "languages": languages,
         "columns": columns,
-        # in the training split, lines that are not UTF-8 are repaired here, then dropped and
-        # counted; in an evaluation split they are an error, because no line may be dropped
-        "repair": is_training_split,
+        # no line of an evaluation split may be dropped
+        "repair": repair and is_training_split,
         # size and modification time are part of the cache key, so that a changed file is read
         # again. The value is a string, because `datasets` distributes a list over shards
         "stamp": str([_file_stamp(path) for path in paths]),

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config import TrainConfig
 from .batches import Collator, TrainingSteps, compute_shares
-from .corpus import dataset_commit, load_translations, text_hash, texts_of, validation_hint
+from .corpus import dataset_commit, describe_pair_files, load_translations, text_hash, texts_of
 from .held_out import drop_overlapping_pairs, hold_out
 from .leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find_leaks
 from .pairs import (
@@ -222,8 +222,10 @@ def load_texts(config: TrainConfig) -> Texts:
         location = corpus["dataset"], corpus["name"], corpus["revision"]
         splits = load_main_corpus(config) if corpus is corpora[0] else _load_corpus(corpus, config)
         if "train" not in splits:
+            files = describe_pair_files(location[0], *languages)
             raise ValueError(
-                f"dataset {location[0]!r} must have a split 'train', got {', '.join(splits)}."
+                f"dataset {location[0]!r} must have a split 'train', got {', '.join(splits)}"
+                f"{f' in a folder{files}' if files else '.'}"
             )
         if corpus is corpora[0]:
             texts.validation, texts.test = splits.get("validation"), splits.get("test")
@@ -341,7 +343,7 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         refuse_unusable(counts, "validation")
         logger.info("validation pairs: %s", format_counts(counts))
     else:
-        hint = validation_hint(config.dataset, config.streaming)
+        hint = "" if config.streaming else " To hold out 1,000 pairs, set --validation_pairs 1000."
         if config.best_metric or config.validation_sample:
             setting = "best_metric" if config.best_metric else "validation_sample"
             raise ValueError(

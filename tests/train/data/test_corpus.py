@@ -463,3 +463,80 @@ def test_text_files_with_any_name_are_not_a_dataset_of_the_hub(name, languages, 
     assert texts.commits == [None]
     with pytest.raises(ValueError, match="revision must be null"):
         load_texts(dataclasses.replace(config, revision="v1"))
+
+
+def write_table(path, pairs=1):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{path.stem} {number}\tb\n" for number in range(pairs)))
+
+
+@pytest.mark.parametrize("name", ["validation", "valid", "val", "dev"])
+@pytest.mark.parametrize("kind", ["table", "text files", "records", "saved"])
+def test_a_validation_split_has_one_of_four_names(name, kind, tmp_path):
+    pair = {"en": "a", "de": "b"}
+    for split in ("train", name):
+        if kind == "table":
+            write_table(tmp_path / f"{split}.tsv")
+        elif kind == "text files":
+            for language in pair:
+                (tmp_path / f"{split}.{language}").write_text("a\n")
+        elif kind == "records":
+            (tmp_path / f"{split}.jsonl").write_text(json.dumps(pair))
+    if kind == "saved":
+        rows = datasets.Dataset.from_list([pair])
+        datasets.DatasetDict({"train": rows, name: rows}).save_to_disk(tmp_path)
+    assert set(load_translations(str(tmp_path), None, "en", "de")) == {"train", "validation"}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("train.en", "train.de", "train.tsv"), r"train\.en and \S+train\.de and \S+train\.tsv\."),
+        (
+            ("train.tsv", "train.csv"),
+            r"split train must be .* \S+train\.tsv and \S+train\.csv\.",
+        ),
+        (("train.tsv", "train.jsonl"), r"\S+train\.tsv and \S+train\.jsonl\."),
+        (("train.parquet", "train.jsonl"), r"\S+train\.jsonl and \S+train\.parquet\."),
+        (("train.en", "train.en.gz", "train.de"), r"train\.en and \S+train\.en\.gz and \S+train"),
+        (("train.tsv", "validation.tsv", "dev.tsv"), r"split validation must be .*dev\.tsv\."),
+        (("train.tsv", "test.jsonl"), r"must all be records .*train\.tsv beside \S+test\.jsonl\."),
+    ],
+)
+def test_a_file_that_would_not_be_read_is_named(names, message, tmp_path):
+    for name in names:
+        write_table(tmp_path / name)
+    with pytest.raises(ValueError, match=message):
+        load_translations(str(tmp_path), None, "en", "de")
+
+
+def test_a_folder_without_the_names_of_splits_lists_its_files(tmp_path):
+    for name in ("corpus.en", "corpus.de", "README.de"):
+        write_table(tmp_path / "moses" / name)
+    hint = r"with corpus\.de, corpus\.en\. To read corpus\.\*, set --dataset \S+moses/corpus\."
+    with pytest.raises(ValueError, match=f"must be a file, or a folder with files named .*{hint}"):
+        load_translations(str(tmp_path / "moses"), None, "en", "de")
+    for name in ("train-00000-of-00002.tsv", "validation.tsv"):
+        write_table(tmp_path / "shards" / name)
+    config = TrainConfig(dataset=str(tmp_path / "shards"), name=None)
+    message = r"got validation in a folder with train-00000-of-00002\.tsv, validation\.tsv\."
+    with pytest.raises(ValueError, match=message):
+        load_texts(config)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_folder_that_datasets_has_saved_loads_without_its_cache_files(streaming, tmp_path):
+    rows = datasets.Dataset.from_list([{"en": "a", "de": "b"}] * 3)
+    rows.save_to_disk(tmp_path / "rows")
+    datasets.load_from_disk(tmp_path / "rows").map(lambda row: {"en": row["en"] + "!"})
+    datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(tmp_path / "both")
+    datasets.load_from_disk(tmp_path / "both").map(lambda row: {"en": row["en"] + "!"})
+    assert list((tmp_path / "rows").glob("cache-*")), "`map` wrote no file"
+    for name, lengths in (
+        ("rows", {"train": 3}),
+        ("both", {"train": 3, "test": 1}),
+        ("both/test", {"train": 1}),
+    ):
+        splits = load_translations(str(tmp_path / name), None, "en", "de", streaming=streaming)
+        assert {split: len(list(rows)) for split, rows in splits.items()} == lengths
+        assert next(iter(splits["train"])) == {"translation": {"en": "a", "de": "b"}}

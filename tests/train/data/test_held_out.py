@@ -145,6 +145,9 @@ def test_a_run_records_them_resumes_with_them_and_is_evaluated_on_them(tmp_path)
     train(dataclasses.replace(config, max_steps=6), resume=True)
     with pytest.raises(ValueError, match="validation_pairs was 5, got 6"):
         train(dataclasses.replace(config, max_steps=6, validation_pairs=6), resume=True)
+    path.write_text(f"one more\tein Paar\n{path.read_text()}")
+    with pytest.raises(ValueError, match=r"the 5 pairs that the run held out, but .* has changed"):
+        evaluate(folder, "validation")
 
 
 def test_held_out_pairs_do_not_depend_on_the_kind_of_file(table, tmp_path):

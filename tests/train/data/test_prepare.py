@@ -114,11 +114,10 @@ def test_a_missing_side_counts_as_empty(streaming, tmp_path):
 
 
 def test_a_run_without_a_validation_split_warns(tmp_path, caplog):
-    folder = write_texts(tmp_path / "texts", train=["a", "b"], valid=["c"])
+    folder = write_texts(tmp_path / "texts", train=["a", "b"])
     _, data = prepared(config_of(tmp_path, folder))
     assert data.facts["validation_sha256"] == "none"
     assert f"{folder} has no split 'validation': there is no validation loss" in caplog.text
-    assert "Rename valid.de and valid.en to validation.* to use them." in caplog.text
 
 
 def test_a_name_for_a_corpus_without_configurations_is_refused(corpora, tmp_path):

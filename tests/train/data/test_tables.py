@@ -193,10 +193,11 @@ def test_a_line_that_is_not_utf_8_is_replaced_in_training_and_refused_elsewhere(
         lines = [b"en" + separator + b"de", b"a" + separator + b"b", b"\xe9" + separator + b"c"]
         path = write(tmp_path / name, b"\n".join(lines))
         assert read(path) == [("a", "b"), ("\ufffd", "c")]
-        (tmp_path / name.replace("train", "validation")).write_bytes(b"\n".join(lines))
+        validation_path = write(tmp_path / name.replace("train", "validation"), b"\n".join(lines))
         with pytest.raises(ValueError, match=r"validation\.[ct]sv line 3 must be UTF-8"):
             read(tmp_path, split="validation")
         path.unlink()
+        validation_path.unlink()
 
 
 def test_a_missing_text_is_counted_as_empty(tmp_path):
