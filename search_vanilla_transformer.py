@@ -264,12 +264,11 @@ class Hypotheses:
 
 
 class _CapturedSelection(NamedTuple):
-    """Selection of one step, captured on the device, and the tensors that it reads and writes."""
+    """Selection of one step, captured on the device, and the tensors that it reads."""
 
     replay: Callable[[], None]
     logits: Tensor
     suppressed: Tensor
-    is_finished: Tensor
 
 
 class PaperBeamSearch:
@@ -343,6 +342,7 @@ class PaperBeamSearch:
         self.results = Hypotheses(ids.clone(), origins.clone(), no_scores.clone())
         self.record: dict[str, list[Tensor]] = {"scores": [], "logits": []}
         self.chosen_beams = torch.zeros_like(ids[:, :, 0])
+        self.is_finished = torch.zeros_like(self.sentence_indices, dtype=torch.bool)
         self._captured: _CapturedSelection | None = None
 
     def run(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
@@ -377,7 +377,8 @@ class PaperBeamSearch:
         else:
             log_probs, tokens = self.rules.likeliest(logits, suppressed)
         self._captured = None
-        return self._freeze_finished(self._advance(log_probs, tokens, step))
+        self.is_finished = self.is_finished | self._advance(log_probs, tokens, step)
+        return self.is_finished
 
     def _can_capture(self, logits: Tensor, step: int) -> bool:
         """Return whether the selection of a step is like that of the next one."""
@@ -392,14 +393,13 @@ class PaperBeamSearch:
         selection = self._captured
         if selection and selection.logits is logits and selection.suppressed is suppressed:
             selection.replay()
-            return selection.is_finished
+            return self.is_finished
         open_hypotheses, complete, chosen_beams = self.open, self.complete, self.chosen_beams
-        is_finished = torch.empty_like(self.sentence_indices, dtype=torch.bool)
         step_tensor = self.sentence_indices.new_full((1,), step)
 
         def select():
             log_probs, tokens = rules.likeliest(logits, suppressed)
-            is_finished.copy_(self._freeze_finished(self._advance(log_probs, tokens, step_tensor)))
+            self.is_finished |= self._advance(log_probs, tokens, step_tensor)
             open_hypotheses.overwrite(self.open)
             complete.overwrite(self.complete)
             chosen_beams.copy_(self.chosen_beams)
@@ -407,8 +407,8 @@ class PaperBeamSearch:
             step_tensor.add_(1)
 
         replay = self.decoding.capture(select)
-        self._captured = _CapturedSelection(replay, logits, suppressed, is_finished)
-        return is_finished
+        self._captured = _CapturedSelection(replay, logits, suppressed)
+        return self.is_finished
 
     def _log_probs(self, logits: Tensor, length: int) -> Tensor:
         """Return the processed log-probabilities of all tokens, [B, K, V]."""
@@ -445,11 +445,6 @@ class PaperBeamSearch:
         all_log_probs[remaining_rows] = log_probs
         return self.logits_processor(all_ids, all_log_probs)[remaining_rows]
 
-    def _freeze_finished(self, is_finished: Tensor) -> Tensor:
-        """Continue no hypothesis of a finished sentence, so that its results stay as they are."""
-        self.open.scores = self.open.scores.masked_fill(is_finished[:, None], -torch.inf)
-        return is_finished
-
     def _advance(self, log_probs: Tensor, tokens: Tensor | None, step: int | Tensor) -> Tensor:
         """Select the hypotheses of a step, and return which sentences are finished, [B].
 
@@ -459,7 +454,8 @@ class PaperBeamSearch:
         is_ended = self._find_ends(candidates, tokens, step)  # [B, C]
 
         scores = candidates.scores / self.penalties[step]
-        scores = scores.masked_fill(~is_ended, -torch.inf)
+        # the results of a finished sentence stay as they are
+        scores = scores.masked_fill(~is_ended | self.is_finished[:, None], -torch.inf)
         ended_candidates = Hypotheses(candidates.ids, candidates.origins, scores)
         complete_before = self.complete
         self.complete = self.complete.joined(ended_candidates).best(self.num_beams)
@@ -553,6 +549,7 @@ class PaperBeamSearch:
             self.open = self.open.of_sentences(kept_sentences)
             self.complete = self.complete.of_sentences(kept_sentences)
             self.chosen_beams = self.chosen_beams[kept_sentences]
+            self.is_finished = self.is_finished[kept_sentences]
             self.limits = self.limits[kept_sentences]
             self.sentence_indices = self.sentence_indices[kept_sentences]
             self.first_limit = int(self.limits.min())

@@ -313,7 +313,7 @@ def test_a_save_killed_in_the_middle_costs_nothing_but_time(
             raise Killed
 
     config = train_toys.toy_config(corpus, tmp_path / "run")
-    monkeypatch.setattr(checkpointing, "to_disk", killed_at_step_8)
+    monkeypatch.setattr(checkpointing, "finish", killed_at_step_8)
     with pytest.raises(Killed):
         train(config)
     monkeypatch.undo()
@@ -817,7 +817,7 @@ def test_a_full_disk_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys)
     recipe = train_toys.write_recipe(
         tmp_path / "toy.yaml", train_toys.toy_settings(corpus, tmp_path / "run")
     )
-    monkeypatch.setattr(checkpointing, "to_disk", full_disk)
+    monkeypatch.setattr(checkpointing, "finish", full_disk)
     assert main([str(recipe)]) == 1
     last = capsys.readouterr().err.strip().split("\n")[-1]
     assert re.match(
