@@ -471,10 +471,10 @@ class PaperBeamSearch:
         if not isinstance(step, Tensor) and step >= self.first_limit:
             scores = self.open.scores / self.penalties[step]
             truncated = Hypotheses(self.open.ids, self.open.origins, scores)
-            self._fill_with_truncated(at_limit, truncated)
+            self._fill_with_truncated(at_limit & ~self.is_finished, truncated)
             # complete hypotheses come before truncated ones, whatever their scores: they are not
             # sorted again
-            self.complete = self.complete.replaced((step > self.limits)[:, None], complete_before)
+            self.complete = self.complete.replaced(self.is_finished[:, None], complete_before)
         # upper bound of the final score: the log-probability can only decrease, and the penalty
         # grows or falls with the length, so it is most favorable at the next or the maximum length
         best_open = self.open.scores.amax(dim=1)
