@@ -371,7 +371,7 @@ def test_a_class_that_cannot_be_trained_is_refused(kind, corpus, tmp_path, forgo
         ("transformers:MarianMTModel", {"d_modle": 8}, "d_modle is not a field of MarianConfig"),
         (
             "transformers:MarianMTModel",
-            {"d_model": 15},
+            {"hidden_size": 15},
             "d_model must be even, for sin/cos pairs, got 15",
         ),
     ],
