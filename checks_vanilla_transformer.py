@@ -14,15 +14,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_vanilla_transformer import closest_name
 
-# arguments that transformers passes to every `forward`, for its decorators, the loss or the head;
-# the tokenizers are for `stop_strings` and an assistant
+# arguments that transformers passes to every `forward`, for its decorators, the loss or the head
 LIBRARY_ARGUMENTS = (
-    "assistant_tokenizer",
     "logits_to_keep",
     "num_items_in_batch",
     "output_attentions",
     "output_hidden_states",
-    "tokenizer",
     "use_cache",
 )
 ENGINES = ("auto", "off", "required")

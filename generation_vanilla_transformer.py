@@ -348,6 +348,8 @@ class SearchMixin(_Base):
         return None
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        # read by the criterion of `stop_strings`, but not by the model
+        kwargs.pop("tokenizer", None)
         choice, other_criteria = separate_choice(stopping_criteria, generation_config)
         config = generation_config
         is_plain_greedy = not (config.do_sample or config.return_dict_in_generate)
@@ -372,6 +374,8 @@ class SearchMixin(_Base):
     def _beam_search(
         self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
     ):
+        # read by the criterion of `stop_strings`, but not by the model
+        kwargs.pop("tokenizer", None)
         config = generation_config
         choice, other_criteria = separate_choice(stopping_criteria, config)
         alpha, terms = choice.length_penalty_alpha, choice.terms

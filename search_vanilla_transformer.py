@@ -741,7 +741,7 @@ class TokenRules:
             elif type(processor) is ForcedEOSTokenLogitsProcessor:
                 tokens = []
                 forced_lengths.add(processor.max_length - 1)
-            else:
+            else:  # LogitNormalization
                 tokens, renormalizes = [], True
             forbidden.append((end_length, set(tokens)))
         return cls(count, forbidden, forced_lengths, renormalizes, highest_bad_word)

@@ -683,7 +683,9 @@ def test_a_bias_of_many_outputs_is_seen_when_it_changes(lively_model, source, se
 
 
 def test_int8_gives_scores_only_without_a_cache(lively_model, source):
-    with pytest.raises(ValueError, match="the engine returns no cache"):
+    with pytest.raises(
+        ValueError, match="return_dict_in_generate is set, and the engine returns no"
+    ):
         lively_model().generate(**source, **PAPER, **SCORES, int8=True)
 
 

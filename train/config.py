@@ -384,7 +384,7 @@ class TrainConfig:
     length_penalty_alpha: float = setting(0.6, "length penalty of the search, sec. 6.1")
     max_extra_tokens: int = setting(
         50,
-        "maximum number of tokens that a translation has more than its source, sec. 6.1",
+        "maximum number of tokens by which a translation is longer than its source, sec. 6.1",
         at_least=0,
     )
     bleu_tokenizer: str | None = setting(

@@ -236,8 +236,8 @@ def load_texts(config: TrainConfig) -> Texts:
             if len(train_rows) == 0:
                 raise ValueError(
                     f"validation_pairs must leave pairs of {location[0]} to train on, got "
-                    f"{config.validation_pairs:,}: every pair has a sentence of "
-                    "them. Use a smaller number."
+                    f"{config.validation_pairs:,}: every pair shares a sentence "
+                    "with the held-out pairs. Use a smaller number."
                 )
         texts.train.append(train_rows)
         texts.names.append(" ".join(filter(None, location)))
