@@ -327,7 +327,7 @@ def check_ids(name: str, ids: Any, vocab_size: int):
         vocab_size: V.
 
     Raises:
-        ValueError: If the ids are no tensor of integers, there are none, or an id is not in the
+        ValueError: If the ids are not a tensor of integers, there are none, or an id is not in the
             vocabulary.
     """
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex():

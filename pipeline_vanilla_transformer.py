@@ -41,7 +41,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .engine_vanilla_transformer import settings_that_need_engine
 from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
 from .search_vanilla_transformer import length_penalty
-from .terms_vanilla_transformer import ForbiddenTerms, Spelling, token_bytes
+from .terms_vanilla_transformer import ByteVocabulary, ForbiddenTerms, token_bytes
 
 TASK = "translation"
 # default maximum number of source tokens in a batch, with padding
@@ -132,7 +132,7 @@ class TranslationPipeline(Pipeline):
         # `SharedConversion` of the model, created at the first translation if it is needed
         self._conversion: Any = None
         # created when the first term is forbidden
-        self._spelling: Spelling | None = None
+        self._byte_vocabulary: ByteVocabulary | None = None
         self._model_languages = model_languages(model, tokenizer)
         self._check_languages(**self._preprocess_params)
 
@@ -948,10 +948,10 @@ class TranslationPipeline(Pipeline):
         if constraints[0].required_terms:
             constraint_settings["required_tokens"] = [it.required_terms for it in constraints]
         if constraints[0].forbidden_terms:
-            if self._spelling is None:
-                self._spelling = Spelling(token_bytes(self.tokenizer))
+            if self._byte_vocabulary is None:
+                self._byte_vocabulary = ByteVocabulary(token_bytes(self.tokenizer))
             forbid_terms = ForbiddenTerms(
-                [it.forbidden_terms for it in constraints], self._spelling
+                [it.forbidden_terms for it in constraints], self._byte_vocabulary
             )
             given_processors = search_settings.get("logits_processor") or ()
             constraint_settings["logits_processor"] = LogitsProcessorList(
