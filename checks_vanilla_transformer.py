@@ -249,7 +249,7 @@ def check_terms(
             f"got {len(terms)}."
         )
     for term in itertools.chain.from_iterable(terms):
-        if not term or not all(is_whole(it) and 0 <= it < vocab_size for it in term):
+        if not term or not all(is_whole(token) and 0 <= token < vocab_size for token in term):
             raise ValueError(
                 "each term of required_tokens must have token ids of at least 0 and below the "
                 f"vocabulary size {vocab_size}, got {term!r}."

@@ -625,7 +625,7 @@ class EngineModel:
             self._step_candidates = None
             return Seq2SeqLMOutput(logits=logits.repeat_interleave(num_repeats, dim=0)[:, None])
         candidates = self._rules.top_k_log_probs(logits, suppressed)
-        scores, tokens = (it.repeat_interleave(num_repeats, dim=0) for it in candidates)
+        scores, tokens = (tensor.repeat_interleave(num_repeats, dim=0) for tensor in candidates)
         self._step_candidates = scores, tokens
         return Seq2SeqLMOutput(logits=scores[:, None])
 

@@ -387,7 +387,7 @@ def _refuse_other_languages(recipe: TrainConfig, *languages: str):
     """Refuse languages that are not those of a run; only codes of two letters are certain."""
     run_languages = (recipe.source_lang, recipe.target_lang)
     for name, code in zip(("source_lang", "target_lang"), languages, strict=True):
-        is_certain = all(len(it) == 2 for it in (code, *run_languages))
+        is_certain = all(len(language) == 2 for language in (code, *run_languages))
         if is_certain and code not in run_languages:
             raise ValueError(
                 f"{name} must be {' or '.join(run_languages)}, the languages of the run, got "
