@@ -48,6 +48,8 @@ LIBRARY_WRAPPERS = {
     "context_decorator.<locals>.decorate_context",
     "deprecate_kwarg.<locals>.wrapper.<locals>.wrapped_func",
     "merge_with_config_defaults.<locals>.wrapper",
+    # torch 2.15 names a wrapper of `context_decorator` after its context
+    "no_grad",
 }
 LIBRARY_FOLDERS = tuple(str(module.__path__[0]) for module in (torch, transformers))
 # Python modules whose hooks change no result: hooks that record outputs, and hooks that make the
