@@ -700,6 +700,9 @@ def warn_of_cache(model: str, reason: str):
 class ModuleDecoding(Decoding):
     """Decoder that runs the model's own modules during one search.
 
+    Finished sentences stay in the batch, as in transformers: what an edited module computes for a
+    sentence may depend on the others, for example in a dynamically quantized layer.
+
     Args:
         model: A model with `GenerationMixin`.
         config: Generation configuration, as `generate` has prepared it.
@@ -707,6 +710,8 @@ class ModuleDecoding(Decoding):
         synced_gpus: Whether every process runs as many steps as the longest search among all
             processes.
     """
+
+    is_fixed = True
 
     def __init__(
         self,
@@ -722,15 +727,6 @@ class ModuleDecoding(Decoding):
         self.is_first_step = True
         self.step_inputs: dict[str, Any] = {}
         self.step_outputs: list[Any] = []
-        cache = model_kwargs.get(CACHE_NAME)
-        # all rows must stay for a cache of fixed size, for a class that reorders more than the
-        # cache, for outputs that contain every step, and for steps that all processes run together
-        self.is_fixed = (
-            (cache is not None and cache.is_compileable)
-            or hasattr(model, "_reorder_cache")
-            or bool(config.return_dict_in_generate)
-            or synced_gpus
-        )
         self.call_model = model
         if model._valid_auto_compile_criteria(model_kwargs, config):
             self.call_model = model.get_compiled_call(config.compile_config)
@@ -774,28 +770,21 @@ class ModuleDecoding(Decoding):
         return call_model(**self.step_inputs, return_dict=True)
 
     def reorder(self, parents: Tensor, kept_sentences: Tensor | None = None):
-        """Reorder the hypotheses after a step, and remove finished sentences.
+        """Reorder the hypotheses after a step.
 
         Args:
             parents: Index of the hypothesis that each new hypothesis continues, within its
-                sentence, [B', K].
-            kept_sentences: Indices of the sentences that stay in the batch, [B']; None if all do.
+                sentence, [B, K].
+            kept_sentences: None, because all sentences stay in the batch.
         """
-        all_sentences = torch.arange(self.num_sentences, device=parents.device)
-        sentences = all_sentences if kept_sentences is None else kept_sentences
-        rows = (sentences[:, None] * self.num_beams + parents).flatten()
         cache = self.model_kwargs.get(CACHE_NAME)
-        if kept_sentences is not None:
-            num_rows = self.num_sentences * self.num_beams
-            self.model_kwargs = {
-                name: select_rows(value, rows, num_rows)
-                for name, value in self.model_kwargs.items()
-            }
-            if cache is not None:
-                cache.reorder_cache(rows)
-        elif cache is not None and hasattr(self.model, "_reorder_cache"):
+        if cache is None:
+            return
+        sentences = torch.arange(self.num_sentences, device=parents.device)
+        rows = (sentences[:, None] * self.num_beams + parents).flatten()
+        if hasattr(self.model, "_reorder_cache"):
             self.model_kwargs[CACHE_NAME] = self.model._reorder_cache(cache, rows)
-        elif cache is not None:
+        else:
             # all beams of a sentence have the same memory, so only the keys and values of
             # self-attention are reordered
             getattr(cache, "self_attention_cache", cache).reorder_cache(rows)
@@ -909,25 +898,6 @@ def source_lengths(inputs: Mapping[str, Any]) -> Tensor:
         return mask.sum(dim=-1).long()
     length, num_sentences = source_shape(inputs)
     return torch.full((num_sentences,), length)
-
-
-def select_rows(value: Any, rows: Tensor, num_rows: int) -> Any:
-    """Select batch rows of a tensor, or of each tensor in a model output.
-
-    Args:
-        value: A tensor [num_rows, ...], a model output with such tensors, or another object.
-        rows: Indices of the rows to keep, [R].
-        num_rows: Number of rows of the batch.
-
-    Returns:
-        The selected rows [R, ...], or `value` itself if it has no batch rows.
-    """
-    if isinstance(value, Tensor):
-        return value[rows] if value.shape[:1] == (num_rows,) else value
-    if isinstance(value, dict):
-        selected = {name: select_rows(entry, rows, num_rows) for name, entry in value.items()}
-        return type(value)(**selected)
-    return value
 
 
 def set_paper_search(

@@ -348,6 +348,15 @@ def put_layers_around_the_head(model):
     model.lm_head = nn.Sequential(model.lm_head, Doubled())
 
 
+def subtract_the_mean_of_the_batch(model):
+    class Centered(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return y - 0.9 * y.mean(dim=0)
+
+    model.lm_head.__class__ = Centered
+
+
 CHANGES = {
     add_hook: "model.decoder.layers.0 has a forward hook",
     patch_forward: "model.encoder.layers.1.feed_forward has its own forward",
@@ -361,6 +370,7 @@ CHANGES = {
     quantize: "v_proj is of the class torch.ao.nn.quantized.dynamic",
     add_adapter: "model.encoder.layers.0.self_attention.v_proj is of the class peft",
     put_layers_around_the_head: "lm_head is of the class torch.nn.modules",
+    subtract_the_mean_of_the_batch: f"lm_head is of the class {__name__}",
 }
 
 
