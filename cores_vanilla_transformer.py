@@ -126,5 +126,3 @@ def _total_run_delay() -> float:
 
 
 shared_cores = SharedCores()
-
-__all__ = ["SharedCores", "num_teams", "shared_cores"]

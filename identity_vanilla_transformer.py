@@ -849,15 +849,3 @@ RELEASED: dict[str, dict[str, str]] = {
         "attention_in_float32": "d38cce84b67a3d61",
     },
 }
-
-__all__ = [
-    "attention_difference",
-    "computing_modules",
-    "difference_outside_layers",
-    "file_difference",
-    "first_difference",
-    "generation_difference",
-    "is_of_library",
-    "library_difference",
-    "warn_of_other_code",
-]

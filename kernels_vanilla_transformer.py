@@ -559,16 +559,3 @@ def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], 
             graph.capture_end()
     current_stream.wait_stream(stream)
     return graph.replay
-
-
-__all__ = [
-    "Bf16Linear",
-    "Int8Linear",
-    "PackedLinear",
-    "PlainLinear",
-    "captured",
-    "exp_",
-    "has_bf16_instructions",
-    "is_intel",
-    "likeliest",
-]

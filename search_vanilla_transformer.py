@@ -853,13 +853,3 @@ def new_token_limits(
         if isinstance(criterion, SentenceLengthCriteria):
             limits = torch.minimum(limits, criterion.max_new_tokens.to(limits))
     return limits.clamp(min=1)
-
-
-__all__ = [
-    "Decoding",
-    "PaperBeamSearch",
-    "SentenceLengthCriteria",
-    "gnmt_length_penalty",
-    "greedy_search",
-    "length_penalty",
-]

@@ -138,6 +138,3 @@ def check_decoder_states(
         converted_states, source_states, source_states, DIFFERS.replace("logits", "states")
     )
     return converted
-
-
-__all__ = ["check_decoder_states", "check_logits", "refuse_modified_source"]

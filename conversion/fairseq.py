@@ -308,6 +308,3 @@ def _fsmt_tokenizer(tokens: list[str], codes_file: Path, languages: list[str]) -
             str(merges_file),
             eos_token="</s>",
         )
-
-
-__all__ = ["fairseq_tokenizer", "from_fairseq"]

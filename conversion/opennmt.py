@@ -247,6 +247,3 @@ def _with_biases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         if name.endswith(("fc1.weight", "fc2.weight"))
     }
     return zero_biases | weights
-
-
-__all__ = ["from_opennmt", "opennmt_tokenizer"]

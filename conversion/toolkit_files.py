@@ -123,6 +123,3 @@ def token_tokenizer(
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token=pad, bos_token=bos, eos_token=eos, unk_token=unk
     )
-
-
-__all__ = ["read_checkpoint", "read_lines", "settings_of", "token_tokenizer"]

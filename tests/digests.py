@@ -16,7 +16,7 @@ from vanilla_transformer.identity_vanilla_transformer import digests_of
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "identity_vanilla_transformer.py"
 LIBRARY_TABLE = ROOT / "conversion" / "library_code.py"
-BEGIN, END = "RELEASED: dict[str, dict[str, str]] = ", "\n\n__all__"
+BEGIN = "RELEASED: dict[str, dict[str, str]] = "
 LIBRARY_BEGIN = "LIBRARY_CODE: dict[str, dict[str, dict[str, str]]] = "
 # released files, and the names that the engine depends on; all names if there is no list
 FILES: dict[str, tuple[str, ...]] = {
@@ -49,19 +49,16 @@ def current_library_digests():
 
 def main():
     """Rewrite the tables of digests."""
-    text = TABLE.read_text(encoding="utf-8")
-    begin, end = text.index(BEGIN) + len(BEGIN), text.rindex(END)
-    TABLE.write_text(text[:begin] + written(current_digests()) + text[end:], encoding="utf-8")
+    write_table(TABLE, BEGIN, current_digests())
     versions = {**LIBRARY_CODE, VERSION: current_library_digests()}
-    text = LIBRARY_TABLE.read_text(encoding="utf-8")
-    begin = text.index(LIBRARY_BEGIN) + len(LIBRARY_BEGIN)
-    table = written(dict(sorted(versions.items())))
-    LIBRARY_TABLE.write_text(text[:begin] + table + "\n", encoding="utf-8")
+    write_table(LIBRARY_TABLE, LIBRARY_BEGIN, dict(sorted(versions.items())))
 
 
-def written(table):
-    """Write a table as Python, which the formatter then puts into lines."""
-    return pprint.pformat(table, sort_dicts=False)
+def write_table(path, begin, table):
+    """Write a table at the end of a file as Python, which the formatter then puts into lines."""
+    text = path.read_text(encoding="utf-8")
+    table_text = pprint.pformat(table, sort_dicts=False)
+    path.write_text(text[: text.index(begin) + len(begin)] + table_text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
