@@ -811,25 +811,6 @@ def separate_ends(
     return torch.cat([input_ids.new_empty(0), *end_tokens]), others
 
 
-def longest_target(stopping_criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
-    """Return the maximum number of target tokens, the prompt included.
-
-    Args:
-        stopping_criteria: Criteria, as `generate` has prepared them.
-        config: Generation configuration, as `generate` has prepared it.
-
-    Returns:
-        The smallest maximum length among the criteria; without one, `max_length` of the
-        configuration.
-    """
-    lengths = [
-        criterion.max_length
-        for criterion in stopping_criteria
-        if type(criterion) is MaxLengthCriteria
-    ]
-    return min(lengths, default=config.max_length)
-
-
 def new_token_limits(
     stopping_criteria: StoppingCriteriaList,
     config: GenerationConfig,
@@ -847,7 +828,8 @@ def new_token_limits(
     Returns:
         Maximum of each sentence, at least 1, [B].
     """
-    max_new_tokens = longest_target(stopping_criteria, config) - input_ids.shape[1]
+    max_lengths = [c.max_length for c in stopping_criteria if type(c) is MaxLengthCriteria]
+    max_new_tokens = min(max_lengths, default=config.max_length) - input_ids.shape[1]
     limits = input_ids.new_full((num_sentences,), max_new_tokens)
     for criterion in stopping_criteria:
         if isinstance(criterion, SentenceLengthCriteria):
