@@ -16,6 +16,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -497,27 +498,22 @@ def decoder_cache(
     return EncoderDecoderCache(self_attention_cache, DynamicCache(config=decoder.config))
 
 
+@dataclass(eq=False)
 class ChosenSearch(StoppingCriteria):
     """Choice of search and engine, in the form of a stopping criterion that never stops a search.
 
     The library's `generate` hands stopping criteria on to the search. So `SearchMixin.generate` can
     pass its choice to `_beam_search` and `_sample` as a criterion.
 
-    Args:
+    Attributes:
         length_penalty_alpha: Alpha of the paper's beam search; None for the library's search.
         engine: Inference engine, or None to run the model's modules.
         terms: For each sentence, the terms that its translation must contain, as token ids.
     """
 
-    def __init__(
-        self,
-        length_penalty_alpha: float | None,
-        engine: SearchEngine | None,
-        terms: Sequence[Sequence[Sequence[int]]] | None = None,
-    ):
-        self.length_penalty_alpha = length_penalty_alpha
-        self.engine = engine
-        self.terms = terms
+    length_penalty_alpha: float | None
+    engine: SearchEngine | None
+    terms: Sequence[Sequence[Sequence[int]]] | None = None
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Return False for each row.
