@@ -204,7 +204,7 @@ def load_rows(
         )
         for split in splits
     }
-    rows["train"], _ = drop_untrainable(rows["train"], "train", options.max_length)
+    rows["train"] = drop_untrainable(rows["train"], options.max_length)
     return rows
 
 
