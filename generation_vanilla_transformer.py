@@ -16,6 +16,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +202,12 @@ class SearchMixin(_Base):
             kwargs.pop(name, None)
         cache_reason = reason_against_cache(getattr(self.get_decoder(), "layers", ()))
         if config.use_cache is not False and cache_reason is not None:
-            warn_of_cache(type(self).__name__, cache_reason)
+            warn_once(
+                "%s.generate uses no cache, because %s. Set `layer_idx` of the layers to 0, 1, ... "
+                "to use the cache.",
+                type(self).__name__,
+                cache_reason,
+            )
             config.use_cache = kwargs["use_cache"] = False
         source_length, num_sentences = source_shape(model_inputs)
         terms = None
@@ -344,7 +350,13 @@ class SearchMixin(_Base):
                     f"{name} needs the inference engine, which cannot be used: {reason}."
                 )
         if modules_reason is None:
-            warn_once(type(self).__name__, reason)
+            warn_once(
+                "%s.generate uses the model's own modules, not the faster inference engine, "
+                "because %s. The translations are those of the model; engine='off' turns this "
+                "warning off.",
+                type(self).__name__,
+                reason,
+            )
         return None
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
@@ -486,27 +498,22 @@ def decoder_cache(
     return EncoderDecoderCache(self_attention_cache, DynamicCache(config=decoder.config))
 
 
+@dataclass(eq=False)
 class ChosenSearch(StoppingCriteria):
     """Choice of search and engine, in the form of a stopping criterion that never stops a search.
 
     The library's `generate` hands stopping criteria on to the search. So `SearchMixin.generate` can
     pass its choice to `_beam_search` and `_sample` as a criterion.
 
-    Args:
+    Attributes:
         length_penalty_alpha: Alpha of the paper's beam search; None for the library's search.
         engine: Inference engine, or None to run the model's modules.
         terms: For each sentence, the terms that its translation must contain, as token ids.
     """
 
-    def __init__(
-        self,
-        length_penalty_alpha: float | None,
-        engine: SearchEngine | None,
-        terms: Sequence[Sequence[Sequence[int]]] | None = None,
-    ):
-        self.length_penalty_alpha = length_penalty_alpha
-        self.engine = engine
-        self.terms = terms
+    length_penalty_alpha: float | None
+    engine: SearchEngine | None
+    terms: Sequence[Sequence[Sequence[int]]] | None = None
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Return False for each row.
@@ -666,35 +673,14 @@ class EngineModel:
 
 
 @functools.cache
-def warn_once(model: str, reason: str):
-    """Warn that a search runs without the inference engine, once per process and reason.
+def warn_once(message: str, *values: str | None):
+    """Warn of slower code, once per process and values.
 
     Args:
-        model: Name of the model's class.
-        reason: Clause that says why the engine cannot be used.
+        message: Warning, with a `%s` for each value.
+        values: Name of the model's class, and clause with the reason.
     """
-    logger.warning(
-        "%s.generate uses the model's own modules, not the faster inference engine, because %s. "
-        "The translations are those of the model; engine='off' turns this warning off.",
-        model,
-        reason,
-    )
-
-
-@functools.cache
-def warn_of_cache(model: str, reason: str):
-    """Warn that a search runs without a KV cache, once per process and reason.
-
-    Args:
-        model: Name of the model's class.
-        reason: Clause that says why no cache can be used.
-    """
-    logger.warning(
-        "%s.generate uses no cache, because %s. Set `layer_idx` of the layers to 0, 1, ... to use "
-        "the cache.",
-        model,
-        reason,
-    )
+    logger.warning(message, *values)
 
 
 class ModuleDecoding(Decoding):

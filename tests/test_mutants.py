@@ -30,7 +30,7 @@ import vanilla_transformer
 from vanilla_transformer import TranslationPipeline, loading
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import modeling_vanilla_transformer as modeling
-from vanilla_transformer.conversion.library_code import LIBRARY_CODE
+from vanilla_transformer.conversion.library_code import library_digests
 from vanilla_transformer.engine_vanilla_transformer import (
     SearchEngine,
     probe,
@@ -408,7 +408,7 @@ def test_layers_that_would_share_a_cache_are_searched_without_one(change, tokeni
     model = make_model(tokenizer, decoder_layers=2)
     before = logits(model, tokenizer)
     change(model)
-    generation.warn_of_cache.cache_clear()
+    generation.warn_once.cache_clear()
     told = []
     monkeypatch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
     assert "cache indices" in reason_against_engine(model)
@@ -782,7 +782,7 @@ def test_the_digests_are_those_of_the_released_code():
 
 
 def test_the_digests_of_the_library_are_those_of_the_installed_version():
-    assert digests.current_library_digests() == LIBRARY_CODE[digests.VERSION]
+    assert digests.current_library_digests() == library_digests(digests.VERSION)
 
 
 def test_train_toys_are_released():
