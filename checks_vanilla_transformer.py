@@ -345,18 +345,3 @@ def check_ids(name: str, ids: Any, vocab_size: int):
             f"{name} must be at least 0 and below the vocabulary size {vocab_size}, got "
             f"{lowest if lowest < 0 else highest}."
         )
-
-
-__all__ = [
-    "check_arguments",
-    "check_ids",
-    "check_inputs",
-    "check_numbers",
-    "check_search_settings",
-    "check_search_tokens",
-    "check_source_length",
-    "check_terms",
-    "engine_precision",
-    "is_whole",
-    "plain_numbers",
-]

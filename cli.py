@@ -106,12 +106,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _given_arguments(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    return {
-        name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None
-    }
-
-
 def _write_utf_8():
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
@@ -262,9 +256,9 @@ def _export(arguments: argparse.Namespace, verb_arguments: list[str]):
 def _push(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .publishing import push_to_hub
 
-    options = _given_arguments(
-        arguments, "private", "revision", "commit_message", "trust_remote_code"
-    )
+    names = ("private", "revision", "commit_message", "trust_remote_code")
+    given_options = {name: getattr(arguments, name) for name in names}
+    options = {name: value for name, value in given_options.items() if value is not None}
     commit = push_to_hub(arguments.model, arguments.repo_id, **options)
     print(commit.commit_url)
 

@@ -81,15 +81,12 @@ class SharedCores:
             self._calm_seconds = self._calm_seconds + seconds if run_delay < FREE_BELOW else 0.0
             if self._calm_seconds > CALM_SECONDS:
                 self.is_shared = False
-                self._stop_idle_teams()
+                self._teams_end.set()
 
     def _start_idle_teams(self):
         self._teams_end = threading.Event()
         for _ in range(num_teams()):
             threading.Thread(target=_hold_team, args=(self._teams_end,), daemon=True).start()
-
-    def _stop_idle_teams(self):
-        self._teams_end.set()
 
 
 def num_teams() -> int:
@@ -126,5 +123,3 @@ def _total_run_delay() -> float:
 
 
 shared_cores = SharedCores()
-
-__all__ = ["SharedCores", "num_teams", "shared_cores"]

@@ -1077,16 +1077,3 @@ def _checksum_weights(device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     vector = torch.rand(NUMBERS_PER_SUM, generator=generator, dtype=torch.float32, device="cpu")
     return (vector + 0.5).to(device)
-
-
-__all__ = [
-    "CapturedDecoding",
-    "EngineDecoding",
-    "SearchEngine",
-    "deviations",
-    "engine_for",
-    "forget_engine",
-    "reason_against_cache",
-    "reason_against_engine",
-    "settings_that_need_engine",
-]

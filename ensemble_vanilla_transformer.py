@@ -146,6 +146,3 @@ def ensemble_engine(
 
 def _num_positions(config: Any) -> float:
     return config.max_position_embeddings if config.position_encoding == "learned" else math.inf
-
-
-__all__ = ["EnsembleDecoding", "EnsembleEngine", "ensemble_engine", "mean_log_probs"]

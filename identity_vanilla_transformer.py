@@ -16,9 +16,10 @@ import hashlib
 import importlib
 import inspect
 import logging
+import operator
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -48,6 +49,8 @@ LIBRARY_WRAPPERS = {
     "context_decorator.<locals>.decorate_context",
     "deprecate_kwarg.<locals>.wrapper.<locals>.wrapped_func",
     "merge_with_config_defaults.<locals>.wrapper",
+    # torch 2.15 names a wrapper of `context_decorator` after its context
+    "no_grad",
 }
 LIBRARY_FOLDERS = tuple(str(module.__path__[0]) for module in (torch, transformers))
 # Python modules whose hooks change no result: hooks that record outputs, and hooks that make the
@@ -424,9 +427,7 @@ def is_of_library(function: Any) -> bool:
 def _replaced_torch_function() -> str | None:
     """Return the first public function of torch.nn.functional that is not torch's, or None."""
     functions = list(vars(nn.functional).values())
-    if len(_accepted_functions) == len(functions) and all(
-        map(_is_same_object, _accepted_functions, functions)
-    ):
+    if _are_same_objects(_accepted_functions, functions):
         return None
     for name, function in vars(nn.functional).items():
         if not name.startswith("_") and not _may_be_of_library(function):
@@ -453,9 +454,7 @@ _accepted_methods: list[Any] = []
 def generation_difference() -> str | None:
     """Return a clause that names the first replaced method of `GenerationMixin`, or None."""
     methods = list(vars(GenerationMixin).values())
-    if len(_accepted_methods) == len(methods) and all(
-        map(_is_same_object, _accepted_methods, methods)
-    ):
+    if _are_same_objects(_accepted_methods, methods):
         return None
     for name, method in vars(GenerationMixin).items():
         # one method is a context manager, whose wrapper is defined in contextlib
@@ -508,9 +507,7 @@ class CodeComparison:
         objects = self._objects()
         if self._last_comparison is not None:
             objects_before, result = self._last_comparison
-            if len(objects_before) == len(objects) and all(
-                map(_is_same_object, objects_before, objects)
-            ):
+            if _are_same_objects(objects_before, objects):
                 return result
         result = self._compare()
         self._last_comparison = self._objects(), result
@@ -586,8 +583,8 @@ class CodeComparison:
         return True
 
 
-def _is_same_object(before: Any, now: Any) -> bool:
-    return before is now
+def _are_same_objects(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    return len(before) == len(now) and all(map(operator.is_, before, now))
 
 
 _comparisons: dict[str, CodeComparison] = {}
@@ -849,15 +846,3 @@ RELEASED: dict[str, dict[str, str]] = {
         "attention_in_float32": "d38cce84b67a3d61",
     },
 }
-
-__all__ = [
-    "attention_difference",
-    "computing_modules",
-    "difference_outside_layers",
-    "file_difference",
-    "first_difference",
-    "generation_difference",
-    "is_of_library",
-    "library_difference",
-    "warn_of_other_code",
-]

@@ -417,9 +417,7 @@ def _is_available_and_correct(library: str) -> bool:
     return True
 
 
-def top_k_log_probs(
-    logits: Tensor, count: int, suppressed: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def top_k_log_probs(logits: Tensor, count: int, suppressed: Tensor) -> tuple[Tensor, Tensor]:
     """Return the most probable tokens of each row; the logits are overwritten.
 
     Args:
@@ -431,7 +429,7 @@ def top_k_log_probs(
     Returns:
         Log-probabilities and tokens, most probable first, [rows, C] each.
     """
-    if suppressed is None or not len(suppressed):
+    if not len(suppressed):
         best_logits, tokens = grouped_topk(logits, count)
         return best_logits - log_sum_exp_(logits, best_logits[:, :1]), tokens
     suppressed_logits = logits[:, suppressed]
@@ -559,16 +557,3 @@ def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], 
             graph.capture_end()
     current_stream.wait_stream(stream)
     return graph.replay
-
-
-__all__ = [
-    "Bf16Linear",
-    "Int8Linear",
-    "PackedLinear",
-    "PlainLinear",
-    "captured",
-    "exp_",
-    "has_bf16_instructions",
-    "is_intel",
-    "top_k_log_probs",
-]

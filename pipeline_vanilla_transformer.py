@@ -1310,6 +1310,3 @@ def register_translation_task():
 def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-__all__ = ["TranslationPipeline", "register_translation_task"]

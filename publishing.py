@@ -251,6 +251,3 @@ def _write_model_card(
             'print(translate("..."))\n```\n'
         )
     (folder / CARD_FILE).write_text(str(card), encoding="utf-8")
-
-
-__all__ = ["export_for_hub", "push_to_hub"]

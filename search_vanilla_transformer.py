@@ -11,7 +11,7 @@ target with its start token.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -673,12 +673,13 @@ def is_worth_shrinking(decoding: Decoding, finished_flags: Sequence[bool]) -> bo
     return not decoding.is_fixed and sum(finished_flags) >= min_finished
 
 
+@dataclass
 class TokenRules:
     """Effect of logits processors that only forbid tokens, force tokens, or renormalize.
 
     With these rules, a search can select the most probable tokens without calling the processors.
 
-    Args:
+    Attributes:
         count: C, number of tokens that a step selects for each hypothesis.
         forbidden: Pairs of a length and tokens that are forbidden in hypotheses below this length.
         forced_lengths: Lengths of hypotheses whose next token a processor forces.
@@ -687,21 +688,13 @@ class TokenRules:
             token that is not in the vocabulary.
     """
 
-    def __init__(
-        self,
-        count: int,
-        forbidden: list[tuple[float, set[int]]],
-        forced_lengths: set[int],
-        renormalizes: bool,
-        highest_bad_word: int,
-    ):
-        self.count = count
-        self.highest_bad_word = highest_bad_word
-        self.forbidden = forbidden
-        self.forced_lengths = forced_lengths
-        self.renormalizes = renormalizes
-        # sets of forbidden tokens that steps had so far, on the device
-        self._suppressed: dict[frozenset[int], Tensor] = {}
+    count: int
+    forbidden: list[tuple[float, set[int]]]
+    forced_lengths: set[int]
+    renormalizes: bool
+    highest_bad_word: int
+    # sets of forbidden tokens that steps had so far, on the device
+    _suppressed: dict[frozenset[int], Tensor] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, processors: LogitsProcessorList, count: int) -> "TokenRules | None":
@@ -812,25 +805,6 @@ def separate_ends(
     return torch.cat([input_ids.new_empty(0), *end_tokens]), others
 
 
-def longest_target(stopping_criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
-    """Return the maximum number of target tokens, the prompt included.
-
-    Args:
-        stopping_criteria: Criteria, as `generate` has prepared them.
-        config: Generation configuration, as `generate` has prepared it.
-
-    Returns:
-        The smallest maximum length among the criteria; without one, `max_length` of the
-        configuration.
-    """
-    lengths = [
-        criterion.max_length
-        for criterion in stopping_criteria
-        if type(criterion) is MaxLengthCriteria
-    ]
-    return min(lengths, default=config.max_length)
-
-
 def new_token_limits(
     stopping_criteria: StoppingCriteriaList,
     config: GenerationConfig,
@@ -848,19 +822,10 @@ def new_token_limits(
     Returns:
         Maximum of each sentence, at least 1, [B].
     """
-    max_new_tokens = longest_target(stopping_criteria, config) - input_ids.shape[1]
+    max_lengths = [c.max_length for c in stopping_criteria if type(c) is MaxLengthCriteria]
+    max_new_tokens = min(max_lengths, default=config.max_length) - input_ids.shape[1]
     limits = input_ids.new_full((num_sentences,), max_new_tokens)
     for criterion in stopping_criteria:
         if isinstance(criterion, SentenceLengthCriteria):
             limits = torch.minimum(limits, criterion.max_new_tokens.to(limits))
     return limits.clamp(min=1)
-
-
-__all__ = [
-    "Decoding",
-    "PaperBeamSearch",
-    "SentenceLengthCriteria",
-    "gnmt_length_penalty",
-    "greedy_search",
-    "length_penalty",
-]

@@ -173,12 +173,3 @@ def _weight_bytes(source: str | Path) -> int | None:
             return None
         folder = Path(first_file).parent
     return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
-
-
-__all__ = [
-    "num_weights",
-    "refuse_beyond_memory",
-    "refuse_impossible",
-    "refuse_other_sizes",
-    "size_of",
-]

@@ -284,13 +284,3 @@ def _own_bytes(name: str) -> bytes:
         return bytes.fromhex(match[1])
     values = {character: value for value, character in bytes_to_unicode().items()}
     return bytes(values[character] for character in name if character in values)
-
-
-__all__ = [
-    "ByteVocabulary",
-    "ForbiddenTerms",
-    "TermBeamSearch",
-    "num_banks",
-    "term_matches",
-    "token_bytes",
-]

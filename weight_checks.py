@@ -94,6 +94,3 @@ def check_stored(tensor: Any, name: str, path: str | Path) -> None:
             f"{path} must hold all {tensor.numel():,} numbers of {name}, got {num_stored:,} that "
             f"are expanded to the shape {list(tensor.shape)}."
         )
-
-
-__all__ = ["UNREADABLE", "check_fit", "check_stored"]

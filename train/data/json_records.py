@@ -333,6 +333,3 @@ def _describe_record_error(error: pa.ArrowInvalid, chunk: bytes, name: str, num_
     lines = [line for line in chunk.splitlines() if line.strip()]
     record = lines[row].decode(errors="replace") if row < len(lines) else ""
     return f"{record_name} must have {rule}, got {actual_type}: {record[:200]}"
-
-
-__all__ = ["JsonRecords", "is_json", "read_json"]

@@ -386,29 +386,26 @@ def refuse_unusable(counts: Mapping[str, int], corpus: str) -> None:
         )
 
 
-def drop_untrainable(
-    rows: datasets.Dataset, split: str, max_length: int
-) -> tuple[datasets.Dataset, dict[str, int]]:
+def drop_untrainable(rows: datasets.Dataset, max_length: int) -> datasets.Dataset:
     """Drop pairs with a side that is empty, too long or in a wrong encoding, and log the counts.
 
     Args:
-        rows: Rows from `encode_pairs`.
-        split: Name of the split, for the log.
+        rows: Rows of the training split from `encode_pairs`.
         max_length: Maximum number of tokens of either side, end token included.
 
     Returns:
-        Rows to train on, and the counts from `count_verdicts`.
+        Rows to train on.
 
     Raises:
         ValueError: If no pair is kept, or more than half of the pairs have a wrong encoding.
     """
     verdicts = filter_pairs(rows, max_length)[PAIR_VERDICTS]
     counts = count_verdicts(verdicts)
-    logger.info("%s: %s", split, format_counts(counts))
-    refuse_unusable(counts, split)
+    logger.info("train: %s", format_counts(counts))
+    refuse_unusable(counts, "train")
     if counts["kept"] == len(rows):
-        return rows, counts
-    return rows.select(np.flatnonzero(verdicts == KEPT)), counts
+        return rows
+    return rows.select(np.flatnonzero(verdicts == KEPT))
 
 
 class _ChunkOfIds(NamedTuple):
