@@ -249,7 +249,7 @@ def check_terms(
             f"got {len(terms)}."
         )
     for term in itertools.chain.from_iterable(terms):
-        if not term or not all(is_whole(it) and 0 <= it < vocab_size for it in term):
+        if not term or not all(is_whole(token) and 0 <= token < vocab_size for token in term):
             raise ValueError(
                 "each term of required_tokens must have token ids of at least 0 and below the "
                 f"vocabulary size {vocab_size}, got {term!r}."
@@ -327,7 +327,7 @@ def check_ids(name: str, ids: Any, vocab_size: int):
         vocab_size: V.
 
     Raises:
-        ValueError: If the ids are no tensor of integers, there are none, or an id is not in the
+        ValueError: If the ids are not a tensor of integers, there are none, or an id is not in the
             vocabulary.
     """
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex():

@@ -55,11 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     average = add_verb("average", _average, "average the checkpoints of a run into its model")
     average.add_argument("run_folder", metavar="RUN", help="run folder")
     group = average.add_argument_group(
-        "checkpoints", "at most one of these flags; without one, as in the recipe"
+        "checkpoints", "at most one of these flags; without a flag, the recipe decides"
     )
     group.add_argument("--num_checkpoints", type=int, help="average this many last checkpoints")
     group.add_argument(
-        "--minutes", type=float, help="average those of the last minutes of training"
+        "--minutes", type=float, help="average the checkpoints of the last minutes of training"
     )
     group.add_argument("--ema", action="store_true", help="take the moving average of the run")
     average.add_argument("--output_dir", help="folder for the model (default: RUN)")

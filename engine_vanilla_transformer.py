@@ -682,7 +682,7 @@ def _reason_against_engine(
             module.out_features,
             module.in_features,
         ):
-            return f"{name} has a weight of another shape than its features"
+            return f"{name} has a weight whose shape differs from its numbers of features"
         # all other modules compute the same in training mode and in evaluation mode
         if module.training and (
             name == "" or isinstance(module, nn.Dropout) or _is_outside_libraries(module)

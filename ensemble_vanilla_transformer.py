@@ -36,7 +36,9 @@ class EnsembleEngine:
         Returns:
             Memories of all models, concatenated, [B, S, sum of d_model].
         """
-        return torch.cat([it.encode(input_ids, attention_mask) for it in self.engines], dim=-1)
+        return torch.cat(
+            [engine.encode(input_ids, attention_mask) for engine in self.engines], dim=-1
+        )
 
     def begin(self, memory: Tensor, attention_mask: Tensor | None) -> "EnsembleDecoding":
         """Return the decoder for a batch, before its first step.

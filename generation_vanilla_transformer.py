@@ -126,7 +126,7 @@ class SearchMixin(_Base):
             stopping_criteria: Additional criteria that end a translation.
             prefix_allowed_tokens_fn: Function that returns the allowed next tokens.
             synced_gpus: Whether every process runs as many steps as the longest search among all
-                processes, as models with sharded weights need it (ZeRO-3, FSDP).
+                processes, as models with sharded weights require (ZeRO-3, FSDP).
             assistant_model: Model that proposes tokens in assisted decoding.
             streamer: Object that receives each token as soon as it is generated.
             kwargs: Settings of the search and inputs of the model, as in transformers, and these
@@ -631,8 +631,8 @@ class EngineModel:
         if self._rules is None or suppressed is None:
             self._step_candidates = None
             return Seq2SeqLMOutput(logits=logits.repeat_interleave(num_repeats, dim=0)[:, None])
-        candidates = self._rules.likeliest(logits, suppressed)
-        scores, tokens = (it.repeat_interleave(num_repeats, dim=0) for it in candidates)
+        candidates = self._rules.top_k_log_probs(logits, suppressed)
+        scores, tokens = (tensor.repeat_interleave(num_repeats, dim=0) for tensor in candidates)
         self._step_candidates = scores, tokens
         return Seq2SeqLMOutput(logits=scores[:, None])
 

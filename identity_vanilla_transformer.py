@@ -226,7 +226,7 @@ def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str 
         return f"has is_causal {is_causal}"
     config = attributes.get("config", model.config)
     if config is not model.config and config != model.config:
-        return "has another configuration than the model"
+        return "has a configuration other than that of the model"
     return None
 
 
@@ -485,7 +485,7 @@ class CodeComparison:
 
     Args:
         module: Module of this package, or a copy of it with the same name.
-        known: Digests of the released definitions, by name.
+        released_digests: Digests of the released definitions, by name.
     """
 
     def __init__(self, module: ModuleType, released_digests: Mapping[str, str]):

@@ -41,7 +41,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .engine_vanilla_transformer import settings_that_need_engine
 from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
 from .search_vanilla_transformer import length_penalty
-from .terms_vanilla_transformer import ForbiddenTerms, Spelling, token_bytes
+from .terms_vanilla_transformer import ByteVocabulary, ForbiddenTerms, token_bytes
 
 TASK = "translation"
 # default maximum number of source tokens in a batch, with padding
@@ -132,7 +132,7 @@ class TranslationPipeline(Pipeline):
         # `SharedConversion` of the model, created at the first translation if it is needed
         self._conversion: Any = None
         # created when the first term is forbidden
-        self._spelling: Spelling | None = None
+        self._byte_vocabulary: ByteVocabulary | None = None
         self._model_languages = model_languages(model, tokenizer)
         self._check_languages(**self._preprocess_params)
 
@@ -462,7 +462,9 @@ class TranslationPipeline(Pipeline):
         source_words: list[list[int | None]] = []
         for ids, source_length in zip(inputs["input_ids"].tolist(), source_lengths, strict=True):
             indices = word_indices(self.tokenizer, ids[:source_length])
-            source_words.append([None if it is None else it - num_prefix_words for it in indices])
+            source_words.append(
+                [None if index is None else index - num_prefix_words for index in indices]
+            )
         targets_per_source = len(target_ids) // len(source_words)
         target_words = [word_indices(self.tokenizer, ids, not is_from_search) for ids in target_ids]
         return [
@@ -589,7 +591,9 @@ class TranslationPipeline(Pipeline):
         languages = [None, None] if tokenizer_languages else self._model_languages
         for (name, code), expected in zip(given_languages.items(), languages, strict=True):
             # only codes of two letters: longer codes may name a family of languages
-            is_comparable = all(isinstance(it, str) and len(it) == 2 for it in (code, expected))
+            is_comparable = all(
+                isinstance(language, str) and len(language) == 2 for language in (code, expected)
+            )
             if is_comparable and code != expected:
                 raise ValueError(
                     f"{name} must be {expected!r}: the model translates {languages[0]} to "
@@ -838,7 +842,7 @@ class TranslationPipeline(Pipeline):
         results = [self.postprocess(empty_outputs, **call_settings.output_settings) for _ in texts]
         constraints = self._read_constraints(texts, call_settings)
         search_model = self._search_model(
-            search_settings, any(it.required_terms for it in constraints)
+            search_settings, any(constraint.required_terms for constraint in constraints)
         )
         output_flags = {
             name: call_settings.output_settings.get(name, False)
@@ -927,10 +931,10 @@ class TranslationPipeline(Pipeline):
         for text_value in values:
             text_items = [text_value] if name == "target_prefix" else text_value
             is_list = name == "target_prefix" or isinstance(text_value, list | tuple)
-            if not is_list or not all(isinstance(it, str) for it in text_items):
+            if not is_list or not all(isinstance(item, str) for item in text_items):
                 expected = "a text" if name == "target_prefix" else "a list of texts"
                 raise ValueError(f"{name} must be {expected}, got {text_value!r}.")
-            if name != "target_prefix" and not all(it.strip() for it in text_items):
+            if name != "target_prefix" and not all(item.strip() for item in text_items):
                 raise ValueError(f"{name} must have no empty term, got {text_value!r}.")
         return list(values)
 
@@ -943,15 +947,17 @@ class TranslationPipeline(Pipeline):
             if search_settings.get("decoder_input_ids") is not None:
                 raise ValueError("decoder_input_ids must not be given with target_prefix.")
             constraint_settings["decoder_input_ids"] = torch.tensor(
-                [it.prompt_ids for it in constraints]
+                [constraint.prompt_ids for constraint in constraints]
             )
         if constraints[0].required_terms:
-            constraint_settings["required_tokens"] = [it.required_terms for it in constraints]
+            constraint_settings["required_tokens"] = [
+                constraint.required_terms for constraint in constraints
+            ]
         if constraints[0].forbidden_terms:
-            if self._spelling is None:
-                self._spelling = Spelling(token_bytes(self.tokenizer))
+            if self._byte_vocabulary is None:
+                self._byte_vocabulary = ByteVocabulary(token_bytes(self.tokenizer))
             forbid_terms = ForbiddenTerms(
-                [it.forbidden_terms for it in constraints], self._spelling
+                [constraint.forbidden_terms for constraint in constraints], self._byte_vocabulary
             )
             given_processors = search_settings.get("logits_processor") or ()
             constraint_settings["logits_processor"] = LogitsProcessorList(
@@ -1022,7 +1028,7 @@ def is_for_each_text(name: str, value: Any) -> bool:
     """
     if not isinstance(value, list | tuple):
         return False
-    return name == "target_prefix" or any(isinstance(it, list | tuple) for it in value)
+    return name == "target_prefix" or any(isinstance(item, list | tuple) for item in value)
 
 
 def _join_sentences(
@@ -1052,8 +1058,8 @@ def _join_sentences(
     if output_settings.get("return_alignment"):
         joined["alignment"] = alignment
     if output_settings.get("return_scores"):
-        joined["log_probability"] = math.fsum(it["log_probability"] for it in results)
-        score_sum = math.fsum(it["score"] for it in results)
+        joined["log_probability"] = math.fsum(result["log_probability"] for result in results)
+        score_sum = math.fsum(result["score"] for result in results)
         joined["score"] = score_sum / max(1, len(results))
         joined["sentences"] = results
     return joined

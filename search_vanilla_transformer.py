@@ -31,7 +31,7 @@ from transformers.generation import (
 )
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
-from .kernels_vanilla_transformer import likeliest
+from .kernels_vanilla_transformer import top_k_log_probs
 
 # processors that `TokenRules` describes, each with its released code; a program may replace it
 PROCESSORS = {
@@ -312,7 +312,8 @@ class PaperBeamSearch:
         self.padding_id = int(self.end_tokens[0] if padding_tensor is None else padding_tensor)
         # each beam may end with any of the end tokens, and K hypotheses must still stay open
         self.num_candidates = max(2, 1 + len(self.end_tokens)) * self.num_beams
-        # without rules, every token is scored, as other processors and an output of scores need it
+        # without rules every token is scored: other processors and an output of scores need all
+        # scores
         self.rules = None
         if not (config.output_scores or config.output_logits):
             self.rules = TokenRules.of(logits_processor, self.num_candidates)
@@ -375,7 +376,7 @@ class PaperBeamSearch:
         elif self._can_capture(logits, step):
             return self._take_captured_step(self.rules, logits, suppressed, step)
         else:
-            log_probs, tokens = self.rules.likeliest(logits, suppressed)
+            log_probs, tokens = self.rules.top_k_log_probs(logits, suppressed)
         self._captured = None
         self.is_finished = self.is_finished | self._advance(log_probs, tokens, step)
         return self.is_finished
@@ -398,7 +399,7 @@ class PaperBeamSearch:
         step_tensor = self.sentence_indices.new_full((1,), step)
 
         def select():
-            log_probs, tokens = rules.likeliest(logits, suppressed)
+            log_probs, tokens = rules.top_k_log_probs(logits, suppressed)
             self.is_finished |= self._advance(log_probs, tokens, step_tensor)
             open_hypotheses.overwrite(self.open)
             complete.overwrite(self.complete)
@@ -472,11 +473,11 @@ class PaperBeamSearch:
             scores = self.open.scores / self.penalties[step]
             truncated = Hypotheses(self.open.ids, self.open.origins, scores)
             self._fill_with_truncated(at_limit & ~self.is_finished, truncated)
-            # complete hypotheses come before truncated ones, whatever their scores: they are not
-            # sorted again
+            # complete hypotheses come before truncated ones even if their scores are lower, so the
+            # hypotheses are not sorted again
             self.complete = self.complete.replaced(self.is_finished[:, None], complete_before)
         # upper bound of the final score: the log-probability can only decrease, and the penalty
-        # grows or falls with the length, so it is most favorable at the next or the maximum length
+        # grows or falls with the length, so the score is highest at the next or the maximum length
         best_open = self.open.scores.amax(dim=1)
         attainable = torch.maximum(
             best_open / self.penalties[step + 1], best_open / self.penalties[self.limits]
@@ -739,7 +740,7 @@ class TokenRules:
             forbidden.append((end_length, set(tokens)))
         return cls(count, forbidden, forced_lengths, renormalizes, highest_bad_word)
 
-    def likeliest(self, logits: Tensor, suppressed: Tensor) -> tuple[Tensor, Tensor]:
+    def top_k_log_probs(self, logits: Tensor, suppressed: Tensor) -> tuple[Tensor, Tensor]:
         """Return the most probable allowed tokens of each row; the logits are overwritten.
 
         Args:
@@ -753,7 +754,7 @@ class TokenRules:
         if self.renormalizes and len(suppressed):
             rows.index_fill_(1, suppressed, -torch.inf)
             suppressed = suppressed[:0]
-        log_probs, tokens = likeliest(rows, self.count, suppressed)
+        log_probs, tokens = top_k_log_probs(rows, self.count, suppressed)
         shape = *logits.shape[:-1], self.count
         return log_probs.view(shape), tokens.view(shape)
 

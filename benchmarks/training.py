@@ -134,7 +134,7 @@ def open_accelerator(settings: TrainConfig, device: torch.device) -> Accelerator
         The accelerator of `distribution.open_accelerator`.
 
     Raises:
-        ValueError: If the accelerator has another device than the flags.
+        ValueError: If the device of the accelerator differs from that of the flags.
     """
     accelerator = distribution.open_accelerator(settings)
     if accelerator.device.type != device.type:

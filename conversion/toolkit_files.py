@@ -25,8 +25,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         for training settings.
 
     Raises:
-        ValueError: If the file is no checkpoint, needs another class, or stores fewer elements of a
-            tensor than its shape needs.
+        ValueError: If the file is not a checkpoint, needs another class, or stores fewer elements
+            of a tensor than its shape needs.
         OSError: If the file cannot be read.
     """
     if not Path(path).is_file():

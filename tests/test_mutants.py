@@ -470,7 +470,7 @@ def narrow_heads(model):
 
 UNPADDED = {
     look_ahead: "model.encoder.layers.0.self_attention has is_causal True",
-    own_configuration: "model.encoder has another configuration than the model",
+    own_configuration: "model.encoder has a configuration other than that of the model",
     plain_weight: "fc1 has a weight that is not a parameter",
     weight_as_buffer: "fc1 has a weight that is not a parameter",
     forbid_a_token_and_scale: "the logits of the engine differ",

@@ -150,9 +150,9 @@ def average_run(
         Description of the average.
 
     Raises:
-        ValueError: If the folder is no run folder or lacks the checkpoints or the moving average,
-            arguments contradict each other, code is not trusted, or the model would replace files
-            that are not an average.
+        ValueError: If the folder is not a run folder, or lacks the checkpoints or the moving
+            average, arguments contradict each other, code is not trusted, or the model would
+            replace files that are not an average.
         FloatingPointError: If a weight is not finite; names the weight.
         OSError: If the model cannot be written.
     """

@@ -271,9 +271,11 @@ class TrainConfig:
     adam_beta1: float = setting(0.9, "beta_1 of Adam, sec. 5.3", at_least=0, below=1)
     adam_beta2: float = setting(0.98, "beta_2 of Adam, sec. 5.3", at_least=0, below=1)
     adam_epsilon: float = setting(1e-9, "epsilon of Adam, sec. 5.3", above=0)
-    label_smoothing: float = setting(0.1, "epsilon_ls, sec. 5.4", at_least=0, below=1)
+    label_smoothing: float = setting(
+        0.1, "label smoothing epsilon_ls, sec. 5.4", at_least=0, below=1
+    )
     max_grad_norm: float | None = setting(
-        None, "largest norm of the gradient; the paper does not clip it", above=0
+        None, "norm to which a larger gradient is clipped; the paper does not clip", above=0
     )
     max_skipped_steps: int = setting(
         10,
@@ -281,7 +283,9 @@ class TrainConfig:
         "run stops",
         at_least=1,
     )
-    precision: str = setting("fp32", f"one of {', '.join(PRECISIONS)}", choices=PRECISIONS)
+    precision: str = setting(
+        "fp32", f"precision of training, one of {', '.join(PRECISIONS)}", choices=PRECISIONS
+    )
     compile: bool = setting(
         False, "compile the model: the first steps take minutes longer, the others are faster"
     )
@@ -354,7 +358,10 @@ class TrainConfig:
         5, "number of last checkpoints to average, sec. 6.1", at_least=1
     )
     averaged_minutes: float | None = setting(
-        None, "average the checkpoints of the last N minutes of training instead", above=0
+        None,
+        "last minutes of training whose checkpoints are averaged, instead of the last "
+        "num_averaged_checkpoints",
+        above=0,
     )
     ema_decay: float | None = setting(
         None,
@@ -532,7 +539,7 @@ class TrainConfig:
 
     @property
     def has_model_file(self) -> bool:
-        """Whether the class of the model is in a Python file of the user."""
+        """Return whether the class of the model is in a Python file of the user."""
         return (self.model_class or "").rpartition(":")[0].endswith(".py")
 
     def model_config(self, vocab_size: int, **token_ids: int | None) -> PreTrainedConfig:

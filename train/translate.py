@@ -321,8 +321,8 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--scores",
         action="store_true",
         default=False,
-        help="add the log-probability of a translation, and the same divided by the length "
-        "penalty: NUMBER ||| TRANSLATION ||| LOG-PROBABILITY ||| SCORE",
+        help="add the log-probability of a translation, and its score, the log-probability divided "
+        "by the length penalty: NUMBER ||| TRANSLATION ||| LOG-PROBABILITY ||| SCORE",
     )
     output_group.add_argument(
         "--alignment",
@@ -335,8 +335,8 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--jsonl",
         action="store_true",
         default=False,
-        help="write a JSON object for each line, with scores and those of each token if --scores "
-        "is given, and with the alignment if --alignment is",
+        help="write a JSON object for each line: --scores adds the scores of the translation and "
+        "of each token, --alignment the alignment",
     )
     add_search_flags(parser)
     add_trust_flag(parser)

@@ -203,7 +203,7 @@ def _load_with_datasets(
 def _find_saved_files(folder: Path) -> dict[str, list[str]]:
     """Return the files of each split in a folder from `save_to_disk`; empty for other folders.
 
-    The folder can also have cache files of `map`, which are no part of the dataset.
+    The folder can also have cache files of `map`, which are not part of the dataset.
     """
     split_folders = {"train": folder}
     if (folder / datasets.config.DATASETDICT_JSON_FILENAME).is_file():
@@ -485,7 +485,7 @@ def describe_pair_files(dataset: str, source_lang: str, target_lang: str) -> str
         rf"(.+)\.({re.escape(source_lang)}|{re.escape(target_lang)})(\.(gz|bz2|xz|zst))?"
     )
     prefixes = [match[1] for path in folder.glob("*") if (match := text_file.fullmatch(path.name))]
-    # a single file, such as README.de, is no corpus
+    # a single file, such as README.de, is not a corpus
     prefixes = sorted({prefix for prefix in prefixes if prefixes.count(prefix) > 1})
     names = [path.name for path in folder.glob("*") if PAIR_FILE.search(path.name)]
     names += [
@@ -501,7 +501,7 @@ def _folder_description(dataset: str) -> str:
     """Return the part of the error that lists the training files in the folder of the dataset."""
     folder = Path(dataset)
     if not folder.exists():
-        return ", and is no local folder"
+        return ", and is not a local folder"
     # the folder may contain text files in other languages than the requested ones
     training_files = sorted(path.name for path in folder.glob("train.*"))
     return f", and has {', '.join(training_files)}" if training_files else ""

@@ -87,7 +87,7 @@ def is_json(builder: datasets.DatasetBuilder) -> bool:
         builder: Builder from `datasets.load_dataset_builder`.
 
     Returns:
-        False for archives, for another encoding than UTF-8, and for records inside a field of one
+        False for archives, for encodings other than UTF-8, and for records inside a field of one
         JSON object. `datasets` reads such files.
     """
     if not isinstance(builder, Json) or builder.config.field is not None:
