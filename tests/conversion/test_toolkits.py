@@ -15,11 +15,12 @@ from pathlib import Path
 import peer_models
 import pytest
 import torch
-from peer_models import fsmt, marian
+from peer_models import fsmt, m2m100, marian
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    BartConfig,
     FSMTTokenizer,
     MarianTokenizer,
     pipeline,
@@ -565,19 +566,37 @@ def test_fsmt_keeps_its_tokenizer(tmp_path):
         assert one["translation_text"] == own.decode(ids, skip_special_tokens=True)
 
 
-def test_a_model_without_tokenizer_is_converted_alone(tmp_path, capsys):
-    marian().save_pretrained(tmp_path / "theirs")
-    words = ["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "out")]
+@pytest.mark.parametrize(("kind", "build"), [("marian", marian), ("m2m_100", m2m100)])
+def test_a_model_without_tokenizer_is_converted_alone(kind, build, tmp_path, capsys):
+    build().save_pretrained(tmp_path / "theirs")
+    words = ["convert", kind, str(tmp_path / "theirs"), str(tmp_path / "out")]
     assert main(words) == 0
-    assert "No tokenizer" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "No tokenizer" in output
+    assert "replaces" not in output
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_search_settings_that_convert_replaces_are_printed(tmp_path, capsys):
+    theirs = marian()
+    theirs.generation_config.update(max_length=30, num_beams=6, suppress_tokens=[9])
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert main(["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "The paper's search replaces max_length=30, num_beams=6."
 
 
 def test_a_library_model_of_another_kind_or_with_other_weights_is_named(tmp_path, capsys):
     folder = tmp_path / "theirs"
     marian().save_pretrained(folder)
     assert main(["convert", "fsmt", str(folder), str(tmp_path / "out")]) == 1
-    assert "SOURCE must be of the kind fsmt, got one of marian" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "SOURCE must be of the kind fsmt, got one of marian" in error
+    assert "Use the kind marian." in error
+    config = BartConfig(d_model=16, encoder_attention_heads=2, decoder_attention_heads=2)
+    config.save_pretrained(tmp_path / "bart")
+    assert main(["convert", "marian", str(tmp_path / "bart"), str(tmp_path / "out")]) == 1
+    assert "`translate` and `load` take encoder-decoders" in capsys.readouterr().err
     path = folder / "model.safetensors"
     weights = load_file(path)
     more = {**weights, "model.encoder.layernorm_embedding.weight": torch.zeros(48)}
