@@ -29,7 +29,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.models.auto.tokenization_auto import (
+    TOKENIZER_MAPPING_NAMES,
+    get_tokenizer_config,
+    tokenizer_class_from_name,
+)
 from transformers.utils import cached_file
 
 from .checks_vanilla_transformer import check_numbers, check_search_tokens
@@ -320,9 +324,24 @@ def read_tokenizer(
                 addresses = addresses["AutoTokenizer"]
             code_description = _describe_code(next(filter(None, reversed(addresses))))
             refuse_code(Path(source, TOKENIZER_FILE), code_description, remedy)
-        raise ValueError(
-            f"tokenizer {str(source)!r} cannot be loaded: {' '.join(str(error).split())}"
-        ) from error
+        reason = " ".join(str(error).split())
+        if "PathLike object, not NoneType" in reason:
+            reason = f"it has no {', '.join(_missing_tokenizer_files(source))}."
+        raise ValueError(f"tokenizer {str(source)!r} cannot be loaded: {reason}") from error
+
+
+def _missing_tokenizer_files(source: str | Path) -> list[str]:
+    """Return the names of files that the class of a tokenizer needs and the source lacks."""
+    class_name = get_tokenizer_config(source).get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(
+        read_config(source).get("model_type")
+    )
+    tokenizer_class = class_name and tokenizer_class_from_name(class_name)
+    file_names = getattr(tokenizer_class, "vocab_files_names", {})
+    parameters = inspect.signature(tokenizer_class).parameters if file_names else {}
+    names = [name for name in parameters if name in file_names]
+    # FSMT's class has a default for each file, but needs all of them
+    needed = [name for name in names if parameters[name].default is inspect.Parameter.empty]
+    return [file_names[name] for name in needed or names if not _has_file(source, file_names[name])]
 
 
 def _check_source(model_class: type[PreTrainedModel], source: str | Path):

@@ -661,6 +661,10 @@ class TranslationPipeline(Pipeline):
         model_has_maximum = model_settings.max_length not in (None, LIBRARY_MAX_LENGTH)
         if "max_length" in search_settings or model_has_maximum:
             missing.pop("max_new_tokens", None)
+        elif "max_new_tokens" in missing:
+            # a decoder with learned positions has no more positions than the encoder
+            most_tokens = max_source_tokens(self.model.config) or missing["max_new_tokens"]
+            missing["max_new_tokens"] = min(missing["max_new_tokens"], most_tokens)
         return missing
 
     def _search_model(

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from transformers import (
     FSMTForConditionalGeneration,
+    M2M100ForConditionalGeneration,
     MarianMTModel,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
@@ -17,6 +19,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..pipeline_vanilla_transformer import check_tokenizer
 from .fairseq import fairseq_tokenizer, from_fairseq
 from .fsmt import from_fsmt
+from .m2m100 import from_m2m100
 from .marian import from_marian
 from .opennmt import from_opennmt, opennmt_tokenizer
 
@@ -25,13 +28,17 @@ Converted = tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenize
 TRANSFORMERS_KINDS = {
     "marian": (MarianMTModel, from_marian),
     "fsmt": (FSMTForConditionalGeneration, from_fsmt),
+    "m2m_100": (M2M100ForConditionalGeneration, from_m2m100),
 }
 HELP = {
     "marian": "a Marian model of transformers, such as OPUS-MT",
     "fsmt": "an FSMT model of transformers, such as fairseq's WMT19 models",
+    "m2m_100": "an M2M100 model of transformers, or a dense NLLB model",
     "fairseq": "a checkpoint of fairseq, with dictionary and BPE codes in its folder",
     "opennmt": "a checkpoint of OpenNMT-py",
 }
+# starts of names in a generation configuration that do not change translations
+NO_SEARCH_SETTINGS = ("_", "output_", "return_", "transformers_version", "use_cache")
 
 
 def run(argv: list[str], prog: str) -> str:
@@ -42,7 +49,8 @@ def run(argv: list[str], prog: str) -> str:
         prog: Name of the command, for its help.
 
     Returns:
-        Number of parameters and output folder, and a line with one sentence about the tokenizer.
+        Number of parameters and output folder, a line with one sentence about the tokenizer, and a
+        line with the settings that the paper's search has replaced, if there are any.
 
     Raises:
         ValueError: If the source is not of the given kind or is outside this architecture, or the
@@ -81,17 +89,37 @@ def _from_library(kind: str, source: str) -> Converted:
             f"SOURCE must be a model of transformers' {kind}, got {source}: {error}"
         ) from error
     if model_type != kind:
-        raise ValueError(f"SOURCE must be of the kind {kind}, got one of {model_type}: {source}.")
-    model = convert(load_whole(model_class, source).eval())
+        advice = (
+            f"Use the kind {model_type}."
+            if model_type in TRANSFORMERS_KINDS
+            else "`translate` and `load` take encoder-decoders of transformers without conversion."
+        )
+        raise ValueError(
+            f"SOURCE must be of the kind {kind}, got one of {model_type}: {source}. {advice}"
+        )
+    source_model = load_whole(model_class, source).eval()
+    model = convert(source_model)
+    replaced = _replaced_settings(source_model, model)
     tokenizer_files = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "vocab-src.json")
     has_tokenizer = any(Path(source, name).is_file() for name in tokenizer_files)
     if Path(source).is_dir() and not has_tokenizer:
-        return model, None, f"No tokenizer: {source} has none."
+        return model, None, f"No tokenizer: {source} has none.{replaced}"
     tokenizer = read_tokenizer(source, remedy=TOKENIZER_WITHOUT_CODE)
     if tokenizer.eos_token is None:
         # FSMT's tokenizer has no `eos_token`: its `sep_token` ends a sentence
         tokenizer.eos_token = tokenizer.sep_token
-    return model, tokenizer, "The tokenizer is that of the source."
+    return model, tokenizer, f"The tokenizer is that of the source.{replaced}"
+
+
+def _replaced_settings(source: PreTrainedModel, converted: PreTrainedModel) -> str:
+    """Return a line with the source's search settings that the converted model does not have."""
+    settings = [
+        f"{name}={value}"
+        for name, value in source.generation_config.to_diff_dict().items()
+        if not name.startswith(NO_SEARCH_SETTINGS)
+        and getattr(converted.generation_config, name, None) != value
+    ]
+    return f"\nThe paper's search replaces {', '.join(settings)}." if settings else ""
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

@@ -178,6 +178,13 @@ def _settings(content: dict[str, Any]) -> dict[str, Any]:
     settings = settings_of(content.get("args")) or settings_of(setting_groups.get("model"))
     if settings is None:
         raise ValueError("the checkpoint must be fairseq's, with args or cfg, got neither.")
+    # fairseq 0.12 may have the settings of each stack in a group of its own
+    grouped_settings = {
+        f"{group_name}_{name}": value
+        for group_name, group in settings.items()
+        for name, value in (settings_of(group) or {}).items()
+    }
+    settings = grouped_settings | settings
     task_settings = settings_of(setting_groups.get("task")) or {}
     languages = {name: task_settings.get(name) for name in ("source_lang", "target_lang")}
     return languages | {name: value for name, value in settings.items() if value is not None}
@@ -274,7 +281,17 @@ def _stack_weights(weights: dict[str, Tensor], settings: dict[str, Any]) -> dict
 
 def _read_dictionary(path: Path) -> list[str]:
     """Return the tokens of a dictionary in the order of their ids; a line is token and count."""
-    return [*SPECIAL_TOKENS, *(line.split(" ")[0] for line in read_lines(path))]
+    tokens = [*SPECIAL_TOKENS]
+    for line_number, line in enumerate(read_lines(path), 1):
+        # fairseq marks a line whose token it has already
+        token_and_count = line.rstrip().removesuffix(" #fairseq:overwrite")
+        token, space, count = token_and_count.rpartition(" ")
+        if not space or not count.isdecimal():
+            raise ValueError(
+                f"{path} line {line_number} must be a token, a space and its count, got {line!r}."
+            )
+        tokens.append(token)
+    return tokens
 
 
 def _fsmt_tokenizer(tokens: list[str], codes_file: Path, languages: list[str]) -> FSMTTokenizer:

@@ -59,4 +59,5 @@ def from_fsmt(
         "model.decoder.embed_tokens.weight": target_embeddings,
         "lm_head.weight": output_weight,
     }
-    return check_logits(model, build_model(config, weights, "an FSMT model", copy))
+    converted = build_model(config, weights, "an FSMT model", copy, model.generation_config)
+    return check_logits(model, converted)

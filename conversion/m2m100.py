@@ -55,4 +55,5 @@ def from_m2m100(
         norm = model.get_submodule(f"model.{name}.layer_norm")
         weights[f"model.{name}.norm.weight"] = norm.weight
         weights[f"model.{name}.norm.bias"] = norm.bias
-    return check_logits(model, build_model(config, weights, "an M2M100 model", copy))
+    converted = build_model(config, weights, "an M2M100 model", copy, model.generation_config)
+    return check_logits(model, converted)

@@ -65,8 +65,5 @@ def from_marian(
         "lm_head.bias": model.final_logits_bias[0],
         **({} if are_sinusoids else position_tables),
     }
-    converted = build_model(config, weights, "a Marian model", copy)
-    # `bad_words_ids` forbids the padding token, which starts Marian's decoder and was never trained
-    # as an output
-    converted.generation_config.bad_words_ids = model.generation_config.bad_words_ids
+    converted = build_model(config, weights, "a Marian model", copy, model.generation_config)
     return check_logits(model, converted)

@@ -54,6 +54,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         ) from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise ValueError(f"{path} must be a checkpoint with a model, got none in it.")
+    # a model that was saved inside DistributedDataParallel has this prefix
+    checkpoint["model"] = {
+        str(name).removeprefix("module."): tensor for name, tensor in checkpoint["model"].items()
+    }
     # OpenNMT-py stores the output projection under its own key
     for key in ("model", "generator"):
         weights = checkpoint.get(key)

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from ..configuration_vanilla_transformer import (
     LAYER_FIELDS,
@@ -38,6 +38,30 @@ SAME_FIELDS = (
     "attention_dropout",
     "activation_dropout",
     *TOKEN_ID_FIELDS,
+)
+
+# settings of `generate` that contain token ids
+TOKEN_SETTINGS = (
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "pad_token_id",
+    "sequence_bias",
+    "suppress_tokens",
+)
+# settings of `generate` that say which tokens may follow, without token ids
+NUMERIC_TOKEN_SETTINGS = (
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "exponential_decay_length_penalty",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "repetition_penalty",
 )
 
 
@@ -180,7 +204,11 @@ def check_class(name: str, value: Any, expected_class: type):
 
 
 def build_model(
-    config: VanillaTransformerConfig, weights: dict[str, Tensor], origin: str, copy: bool = True
+    config: VanillaTransformerConfig,
+    weights: dict[str, Tensor],
+    origin: str,
+    copy: bool = True,
+    search: GenerationConfig | None = None,
 ) -> VanillaTransformerForConditionalGeneration:
     """Build a model with given weights and the paper's search settings.
 
@@ -190,6 +218,7 @@ def build_model(
         origin: Model that the weights come from, for the error.
         copy: Whether to copy all weights. If False, the model shares the tensors that are already
             in float32 on the CPU.
+        search: Search settings of the other model. Those that say which tokens may follow are kept.
 
     Returns:
         The model in evaluation mode, in float32 on the CPU.
@@ -204,16 +233,26 @@ def build_model(
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(config)
     check_fit(model, weights, origin)
-    # tensors of the model by the `id` of the given tensor, so that tied weights stay tied
-    model_tensors: dict[int, Tensor] = {}
-    for tensor in weights.values():
-        if id(tensor) not in model_tensors:
+    # a tensor with several names is copied once if the model ties its weights, and else once for
+    # each name, because `save_pretrained` leaves out shared tensors that the configuration does not
+    # tie
+    keys = {
+        name: name if copy and not config.tie_word_embeddings else id(tensor)
+        for name, tensor in weights.items()
+    }
+    model_tensors: dict[str | int, Tensor] = {}
+    for name, tensor in weights.items():
+        if keys[name] not in model_tensors:
             model_tensor = tensor.detach().to("cpu", torch.float32)
             if copy:
                 model_tensor = model_tensor.clone(memory_format=torch.contiguous_format)
-            model_tensors[id(tensor)] = model_tensor
-    model_weights = {name: model_tensors[id(tensor)] for name, tensor in weights.items()}
+            model_tensors[keys[name]] = model_tensor
+    model_weights = {name: model_tensors[key] for name, key in keys.items()}
     model.load_state_dict(model_weights, assign=True)
     model.tie_weights()
     set_paper_search(model)
+    for name in (*TOKEN_SETTINGS, *NUMERIC_TOKEN_SETTINGS):
+        # a forced end acts only at the length limit, which the paper's search replaces
+        if getattr(search, name, None) is not None and name != "forced_eos_token_id":
+            setattr(model.generation_config, name, getattr(search, name))
     return model.eval()

@@ -23,7 +23,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from .check import DIFFERS, refuse_changed_model
-from .parts import activation_of, position_table, save_tokenizer, vocabulary
+from .parts import activation_of, position_table, save_tokenizer, vocabulary, with_search_ids
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,7 @@ def to_ctranslate2(
             f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {quantization!r}."
         )
     refuse_changed_model(model, "CTranslate2")
+    model = with_search_ids(model)
     _warn_about_lost_settings(model.generation_config, vocabulary(model, tokenizer))
     converter = _Converter(_build_specification(model, tokenizer, num_positions))
     with atomic_folder(folder) as unfinished:
@@ -230,7 +231,7 @@ def _build_specification(
 
 def _one_token_id(config: VanillaTransformerConfig, name: str) -> int:
     token_id = getattr(config, name)
-    if not isinstance(token_id, int):
+    if not isinstance(token_id, int) or token_id < 0:
         raise ValueError(f"{name} must be one token for CTranslate2, got {token_id}.")
     return token_id
 

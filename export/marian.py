@@ -17,12 +17,12 @@ from transformers import (
 from ..atomic_files import atomic_folder
 from ..comparison import batch_to_compare, refuse_difference
 from ..configuration_vanilla_transformer import TOKEN_ID_FIELDS, VanillaTransformerConfig
-from ..conversion.weights import BART_RENAMES, SAME_FIELDS, rename_weights
+from ..conversion.weights import BART_RENAMES, SAME_FIELDS, TOKEN_SETTINGS, rename_weights
 from ..generation_vanilla_transformer import SEARCH_FIELDS
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from .check import DIFFERS, refuse_changed_model
-from .parts import position_table, save_tokenizer, vocabulary
+from .parts import position_table, save_tokenizer, vocabulary, with_search_ids
 
 # pieces of our weight names, and Marian's pieces
 RENAMES = {our_piece: marian_piece for marian_piece, our_piece in BART_RENAMES.items()}
@@ -30,19 +30,6 @@ RENAMES = {our_piece: marian_piece for marian_piece, our_piece in BART_RENAMES.i
 RESIDUAL_COLUMNS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc1.weight")
 # ends of Marian's names for matrices and biases whose rows are features of the residual stream
 RESIDUAL_ROWS = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
-# settings of `generate` that contain token ids
-TOKEN_SETTINGS = (
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "bos_token_id",
-    "decoder_start_token_id",
-    "eos_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "pad_token_id",
-    "sequence_bias",
-    "suppress_tokens",
-)
 # position settings for which Marian computes the same sinusoids itself
 MARIAN_POSITIONS = {"position_encoding": "sinusoidal", "position_base": 10000, "position_offset": 0}
 
@@ -80,9 +67,10 @@ def to_marian(
         ValueError: If Marian does not support the model, the code of the model is not the released
             one, or Marian computes other probabilities; the message names the reason.
     """
-    our_config = model.config
-    refuse_unsupported(our_config)
+    refuse_unsupported(model.config)
     refuse_changed_model(model, "Marian")
+    model = with_search_ids(model)
+    our_config = model.config
     position_tables = {
         f"model.{name}.embed_positions.weight": position_table(stack, num_positions)
         for name, stack in (("encoder", model.get_encoder()), ("decoder", model.get_decoder()))
@@ -194,8 +182,8 @@ def marian_generation_config(
     num_positions = exported_config.max_position_embeddings
     max_length = min(our_search.max_length or num_positions, num_positions)
     return GenerationConfig(
-        **settings
-        | {name: getattr(exported_config, name) for name in TOKEN_ID_FIELDS}
+        **{name: getattr(exported_config, name) for name in TOKEN_ID_FIELDS}
+        | settings
         | {"max_length": max_length}
     )
 
@@ -268,7 +256,8 @@ def _refuse_other_probabilities(
 def _replace_ids(value: Any, new_ids: Tensor) -> Any:
     """Replace the token ids in a setting: an id, a list, or the biases of token sequences."""
     if isinstance(value, int):
-        return int(new_ids[value])
+        # a negative end token ends no sequence
+        return value if value < 0 else int(new_ids[value])
     if isinstance(value, dict):
         return {_replace_ids(ids, new_ids): bias for ids, bias in value.items()}
     if isinstance(value, list | tuple):

@@ -31,7 +31,7 @@ from ..generation_vanilla_transformer import CACHE_NAME
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import DIFFERS
 from .marian import marian_config, marian_generation_config
-from .parts import save_tokenizer
+from .parts import save_tokenizer, with_search_ids
 
 ENCODER_FILE = "encoder_model.onnx"
 DECODER_FILE = "decoder_model.onnx"
@@ -68,7 +68,7 @@ def to_onnx(
     Raises:
         ValueError: If the graphs compute other logits than the model.
     """
-    model = copy.deepcopy(model).eval().float().cpu()
+    model = with_search_ids(copy.deepcopy(model).eval().float().cpu())
     with atomic_folder(folder) as unfinished:
         for name, program in trace_graphs(model).items():
             program.save(unfinished / name)

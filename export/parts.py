@@ -1,5 +1,6 @@
 """Parts of a model that several exports need: tokenizer, position table, activation function."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,33 @@ from ..tokenization.tokenization_vanilla_transformer import VanillaTransformerTo
 Name = TypeVar("Name")
 # default number of positions in an exported position table
 USUAL_POSITIONS = 1024
+
+
+def with_search_ids(
+    model: VanillaTransformerForConditionalGeneration,
+) -> VanillaTransformerForConditionalGeneration:
+    """Return a model whose configuration has the start and end tokens of its search.
+
+    `generate` reads them from the generation configuration, whose file a user may have changed.
+
+    Args:
+        model: Model to export.
+
+    Returns:
+        Model with the same weights, and a configuration of its own.
+    """
+    search, model = model.generation_config, copy.copy(model)
+    model.config = copy.deepcopy(model.config)
+    start_id = search.decoder_start_token_id
+    # without a start token, `generate` starts with the token for the beginning of a sentence
+    start_id = search.bos_token_id if start_id is None else start_id
+    for name, token_id in (
+        ("decoder_start_token_id", start_id),
+        ("eos_token_id", search.eos_token_id),
+    ):
+        if token_id is not None:
+            setattr(model.config, name, token_id)
+    return model
 
 
 def vocabulary(

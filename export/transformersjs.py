@@ -37,7 +37,7 @@ from .onnx import (
     save_description,
     trace_graphs,
 )
-from .parts import save_tokenizer
+from .parts import save_tokenizer, with_search_ids
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def to_transformersjs(
         ValueError: If the tokenizer has no `tokenizer.json`, or the graphs compute other logits
             than the model.
     """
-    model = copy.deepcopy(model).eval().float().cpu()
+    model = with_search_ids(copy.deepcopy(model).eval().float().cpu())
     # with several beams, transformers.js computes all of them and keeps the first one at each step,
     # which is greedy search at a higher cost
     model.generation_config.update(

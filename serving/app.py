@@ -334,7 +334,14 @@ async def read_fields(request: Request) -> dict[str, Any]:
         text = body.decode("utf-8")
         form_fields = {}
         if content_type == "multipart/form-data":
-            form = await request.form(max_files=0, max_part_size=len(body))
+            try:
+                form = await request.form(max_files=0, max_part_size=len(body))
+            except AnyHTTPException as error:
+                if "files" not in error.detail:
+                    raise
+                raise HTTPException(
+                    400, "a request must have no file: send its text as q."
+                ) from None
             items = [item for item in form.multi_items() if isinstance(item[1], str)]
             form_fields = _unrepeated(items)
         # curl sends any body as a form
@@ -407,7 +414,12 @@ def build_app(
     max_bytes = BYTES_PER_CHARACTER * limits.max_characters + OTHER_BYTES
     # pages of every origin may read the answers, because an answer depends only on its request
     middleware = [
-        Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "POST"]),
+        Middleware(
+            CORSMiddleware,
+            allow_origins=["*"],
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        ),
         Middleware(BoundedRequests, max_bytes=max_bytes),
     ]
     # without a schema there are no documentation pages, which load scripts from other servers

@@ -147,6 +147,13 @@ def test_where_nothing_is_set_the_search_is_that_of_version_4(pieces, tmp_path):
     assert texts_of(translate(TEXTS)) == expected
 
 
+def test_the_default_search_ends_where_the_positions_end(pieces, tmp_path):
+    model, tokenizer = make(make_bart, pieces, tmp_path)
+    model.generation_config.update(suppress_tokens=[2], forced_eos_token_id=None)
+    expected = by_hand(model, tokenizer, TEXTS, {}, num_beams=4, max_new_tokens=40)
+    assert texts_of(TranslationPipeline(model, tokenizer)(TEXTS)) == expected
+
+
 def test_results_have_text_or_token_ids_or_both(pieces, tmp_path):
     model, tokenizer = make(make_marian, pieces, tmp_path)
     translate = TranslationPipeline(model, tokenizer, **SEARCH)

@@ -8,7 +8,7 @@ from pathlib import Path
 from sacrebleu.dataset import DATASETS
 
 from ..configuration_vanilla_transformer import closest_name
-from .data.text_files import count_lines, lines_of, opened, read_lines
+from .data.text_files import count_lines, lines_of, opened, read_lines, refuse_other_format
 
 
 def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
@@ -24,6 +24,8 @@ def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
         ValueError: If a file cannot be read, is empty, is not UTF-8, or has another number of lines
             than the first.
     """
+    for path in paths:
+        refuse_other_format(path)
     counts = [count_lines(Path(path)) for path in paths]
     for path, count in zip(paths, counts, strict=True):
         if count == 0:

@@ -14,7 +14,7 @@ from .. import TranslationPipeline
 from ..console import add_trust_flag, parse_flags
 from ..loading import load
 from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW
-from .data.text_files import lines_of, opened, read_lines
+from .data.text_files import lines_of, opened, read_lines, refuse_other_format
 from .translate import add_language_flags, fitting_lines
 
 
@@ -131,6 +131,7 @@ def _read_pairs(
 
 
 def _read_windows(path: Path) -> Iterator[list[str]]:
+    refuse_other_format(path)
     with opened(path) as file:
         lines = read_lines(lines_of(file), str(path))
         while window := list(islice(lines, TEXTS_PER_WINDOW)):

@@ -32,7 +32,7 @@ from .config import TrainConfig
 from .data.corpus import texts_of
 from .data.pairs import GARBLED
 from .data.prepare import load_texts
-from .data.text_files import lines_of, opened, read_lines
+from .data.text_files import lines_of, opened, read_lines, refuse_other_format
 from .devices.distribution import in_all_processes, leave_process_group, main_process_first
 from .ending import noticing_requests
 from .evaluate import join_processes
@@ -169,6 +169,7 @@ def _training_rows(task: Task) -> list[datasets.Dataset]:
 def _lines_to_translate(task: Task) -> Iterator[str]:
     """Read the lines to translate, in order."""
     for path in task.files:
+        refuse_other_format(path)
         with opened(Path(path)) as file:
             yield from read_lines(lines_of(file), path)
     if task.files:

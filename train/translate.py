@@ -22,8 +22,20 @@ from ..checks_vanilla_transformer import ENGINES, SEARCH_PRECISIONS
 from ..console import add_trust_flag, parse_flags
 from ..loading import load
 from ..pipeline_vanilla_transformer import DEFAULT_SEARCH, TEXTS_PER_WINDOW, max_source_tokens
-from .data.lines import column_reader, format_translated_subtitle, read_column, read_subtitles
-from .data.text_files import MAX_LINE_BYTES, lines_of, opened, read_lines
+from .data.lines import (
+    column_reader,
+    format_translated_subtitle,
+    read_column,
+    read_subtitles,
+    split_subtitle,
+)
+from .data.text_files import (
+    MAX_LINE_BYTES,
+    lines_of,
+    opened,
+    read_lines,
+    refuse_other_format,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +50,18 @@ LINE_ENDS = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 TABS_WARNING = (
     "the first line of {} has a tab, and whole lines are translated; --column 1 takes one column"
 )
+# first line of JSON lines, markup, an office document or a PDF
+NO_SENTENCE = re.compile(r'\{"|\[\{|<[A-Za-z!/?]|PK\x03\x04|%PDF')
+NO_SENTENCE_WARNING = (
+    "the first line of {} has JSON or markup, and whole lines are translated; --column takes a "
+    "field of JSON lines"
+)
 # what to do with files that have no sentence on each line, by suffix
-OTHER_FORMATS = {
+ADVICE = {
     ".csv": "write the table with tabs (.tsv), or name the file .txt if each line is a sentence",
     **dict.fromkeys((".vtt", ".ass", ".ssa", ".sbv"), "convert the subtitles to .srt"),
+    ".jsonl": "name the field of the sentences, such as --column translation.en",
+    ".json": "write JSON lines (.jsonl), and name the field, such as --column translation.en",
 }
 # capacity of a pipe on Linux, in bytes
 PIPE_BYTES = 65536
@@ -370,12 +390,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     path = runs.pop() if len(runs) > 1 and not Path(runs[-1]).is_dir() else None
     path = None if path == "-" else path
     file_name = path or "stdin"
-    for suffix in Path(file_name).suffixes:
-        if suffix in OTHER_FORMATS:
-            raise ValueError(
-                f"{path} must have a sentence on each line, a column of sentences or subtitles "
-                f"(.srt), got {suffix}: {OTHER_FORMATS[suffix]}."
-            )
+    supported = (".srt",) if column is None else (".srt", ".jsonl", ".json")
+    refuse_other_format(file_name, supported, ADVICE)
     is_subtitles = ".srt" in Path(file_name).suffixes
     is_n_best = shows_scores or "num_return_sequences" in search
     is_aligned = "return_alignment" in search
@@ -409,8 +425,11 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         for number, (line, translations) in enumerate(
             _translate_groups(pipeline, groups, file_name, search, glossary)
         ):
-            if number == 0 and field_reader is None and "\t" in line:
-                logger.warning("%s", TABS_WARNING.format(file_name))
+            if number == 0 and field_reader is None:
+                if "\t" in line:
+                    logger.warning("%s", TABS_WARNING.format(file_name))
+                if NO_SENTENCE.match(line):
+                    logger.warning("%s", NO_SENTENCE_WARNING.format(file_name))
             if writes_jsonl:
                 yield json.dumps({"source": line, "translations": translations}, ensure_ascii=False)
             elif is_n_best:
@@ -536,10 +555,19 @@ def _translate_subtitles(
     search: Mapping[str, Any],
     glossary: Mapping[str, str] | None,
 ) -> Iterator[str]:
-    texts = [" ".join(subtitle.content.split()) for subtitle in subtitles]
+    parts_of_subtitles = [split_subtitle(subtitle.content) for subtitle in subtitles]
+    num_changed = sum(any(part.has_markup for part in parts) for parts in parts_of_subtitles)
+    if num_changed:
+        logger.warning(
+            "%s: %s subtitles lose markup, such as <i>, that encloses only some of their words.",
+            name,
+            f"{num_changed:,}",
+        )
+    texts = [part.text for parts in parts_of_subtitles for part in parts]
     results = _translate_groups(pipeline, [texts], name, search, glossary)
-    for subtitle, (_, translations) in zip(subtitles, results, strict=True):
-        yield format_translated_subtitle(subtitle, one_line(translations[0]["translation_text"]))
+    lines = (one_line(translations[0]["translation_text"]) for _, translations in results)
+    for subtitle, parts in zip(subtitles, parts_of_subtitles, strict=True):
+        yield format_translated_subtitle(subtitle, parts, list(islice(lines, len(parts))))
 
 
 def output_fields(result: Mapping[str, Any]) -> list[str]:

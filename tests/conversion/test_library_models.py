@@ -143,6 +143,36 @@ def test_tokens_that_marian_forbids_stay_forbidden(tmp_path):
     assert 0 in ours.generate(source, max_new_tokens=4, bad_words_ids=[[1]])[:, 1:]
 
 
+KEPT = {
+    "bad_words_ids": [[3], [7, 8]],
+    "begin_suppress_tokens": [10],
+    "decoder_start_token_id": 5,
+    "eos_token_id": [2, 12],
+    "forced_bos_token_id": 11,
+    "min_length": 4,
+    "no_repeat_ngram_size": 2,
+    "repetition_penalty": 1.3,
+    # padding, from which FSMT's positions count on, and another token
+    "suppress_tokens": [0, 1, 9],
+}
+
+
+@pytest.mark.parametrize("kind", PEERS)
+def test_a_converted_model_may_write_the_tokens_that_its_source_may(kind, batch, tmp_path):
+    build, convert = PEERS[kind]
+    theirs = build()
+    theirs.generation_config.update(**KEPT, num_beams=3, forced_eos_token_id=2, max_length=9)
+    convert(theirs).save_pretrained(tmp_path)
+    ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    search = ours.generation_config
+    assert {name: getattr(search, name) for name in KEPT} == KEPT
+    assert (search.num_beams, search.max_length, search.forced_eos_token_id) == (4, None, None)
+    inputs = {"input_ids": batch["input_ids"].clamp(min=3), "num_beams": 1, "max_new_tokens": 9}
+    theirs.generation_config.forced_eos_token_id = None
+    own = {"length_penalty_alpha": None, "max_extra_tokens": None}
+    assert ours.generate(**inputs, **own).tolist() == theirs.generate(**inputs).tolist()
+
+
 def test_the_activation_of_a_torch_module_may_be_a_module():
     module = without_norms()
     for activation, name in (

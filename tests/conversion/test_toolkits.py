@@ -15,11 +15,12 @@ from pathlib import Path
 import peer_models
 import pytest
 import torch
-from peer_models import fsmt, marian
+from peer_models import fsmt, m2m100, marian
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    BartConfig,
     FSMTTokenizer,
     MarianTokenizer,
     pipeline,
@@ -28,8 +29,9 @@ from transformers import (
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.cli import main
 from vanilla_transformer.conversion import from_fairseq, from_opennmt
-from vanilla_transformer.conversion.fairseq import fairseq_tokenizer
+from vanilla_transformer.conversion.fairseq import _read_dictionary, fairseq_tokenizer
 from vanilla_transformer.conversion.toolkit_files import read_lines
+from vanilla_transformer.loading import read_tokenizer
 
 PEERS = Path(peer_models.__file__).parent / "peers"
 CONVERT = {"fairseq": from_fairseq, "opennmt": from_opennmt}
@@ -157,6 +159,46 @@ def test_without_a_dictionary_there_is_no_tokenizer(tmp_path, capsys):
         "generation_config.json",
         "model.safetensors",
     }
+
+
+@pytest.mark.parametrize(
+    ("line", "token"),
+    [("wort 1", "wort"), ("<unk> 1 #fairseq:overwrite", "<unk>"), ("a b 1\r", "a b")],
+)
+def test_a_dictionary_is_read_as_fairseq_reads_it(line, token, tmp_path):
+    (tmp_path / "dict.en.txt").write_text(f"x 2\n{line}\n", newline="")
+    assert _read_dictionary(tmp_path / "dict.en.txt")[4:] == ["x", token]
+
+
+@pytest.mark.parametrize("line", ["wort\t1", "wort", "wort one", "1", ""])
+def test_a_line_of_a_dictionary_without_a_count_is_refused(line, tmp_path):
+    (tmp_path / "dict.en.txt").write_text(f"x 2\n{line}\n")
+    with pytest.raises(ValueError, match=r"dict\.en\.txt line 2 must be a token, a space and its"):
+        _read_dictionary(tmp_path / "dict.en.txt")
+
+
+def grouped(checkpoint):
+    """Put the settings of each stack into a group of its own, as fairseq 0.12 may do."""
+    settings = vars(checkpoint["cfg"]["model"])
+    for stack in ("encoder", "decoder"):
+        names = [name for name in settings if name.startswith(f"{stack}_")]
+        settings[stack] = {name.removeprefix(f"{stack}_"): settings.pop(name) for name in names}
+
+
+def prefixed(checkpoint):
+    """Name the weights as DistributedDataParallel does."""
+    checkpoint["model"] = {f"module.{name}": tensor for name, tensor in checkpoint["model"].items()}
+
+
+@pytest.mark.parametrize("change", [grouped, prefixed])
+def test_other_forms_of_a_checkpoint_of_fairseq_are_read(change, tmp_path):
+    checkpoint = checkpoint_of("fairseq-pre")
+    change(checkpoint)
+    torch.save(checkpoint, tmp_path / "model.pt")
+    expected, model = map(from_fairseq, (PEERS / "fairseq-pre" / "model.pt", tmp_path / "model.pt"))
+    assert model.config.to_dict() == expected.config.to_dict()
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor)
 
 
 def test_two_dictionaries_are_refused(tmp_path):
@@ -540,7 +582,8 @@ def test_marian_keeps_its_tokenizer(tmp_path, capsys):
     # like an incomplete download
     (tmp_path / "theirs/source.spm").unlink()
     assert main(["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "half")]) == 1
-    assert f"tokenizer '{tmp_path / 'theirs'}' cannot be loaded" in capsys.readouterr().err
+    message = f"tokenizer '{tmp_path / 'theirs'}' cannot be loaded: it has no source.spm.\n"
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "half").exists()
 
 
@@ -563,21 +606,42 @@ def test_fsmt_keeps_its_tokenizer(tmp_path):
         inputs = own(text, return_tensors="pt")
         ids = theirs.generate(inputs["input_ids"], **search)[0]
         assert one["translation_text"] == own.decode(ids, skip_special_tokens=True)
+    (tmp_path / "theirs" / "merges.txt").unlink()
+    with pytest.raises(ValueError, match=r"cannot be loaded: it has no merges\.txt\.$"):
+        read_tokenizer(tmp_path / "theirs")
 
 
-def test_a_model_without_tokenizer_is_converted_alone(tmp_path, capsys):
-    marian().save_pretrained(tmp_path / "theirs")
-    words = ["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "out")]
+@pytest.mark.parametrize(("kind", "build"), [("marian", marian), ("m2m_100", m2m100)])
+def test_a_model_without_tokenizer_is_converted_alone(kind, build, tmp_path, capsys):
+    build().save_pretrained(tmp_path / "theirs")
+    words = ["convert", kind, str(tmp_path / "theirs"), str(tmp_path / "out")]
     assert main(words) == 0
-    assert "No tokenizer" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "No tokenizer" in output
+    assert "replaces" not in output
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_search_settings_that_convert_replaces_are_printed(tmp_path, capsys):
+    theirs = marian()
+    theirs.generation_config.update(max_length=30, num_beams=6, suppress_tokens=[9])
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert main(["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "The paper's search replaces max_length=30, num_beams=6."
 
 
 def test_a_library_model_of_another_kind_or_with_other_weights_is_named(tmp_path, capsys):
     folder = tmp_path / "theirs"
     marian().save_pretrained(folder)
     assert main(["convert", "fsmt", str(folder), str(tmp_path / "out")]) == 1
-    assert "SOURCE must be of the kind fsmt, got one of marian" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "SOURCE must be of the kind fsmt, got one of marian" in error
+    assert "Use the kind marian." in error
+    config = BartConfig(d_model=16, encoder_attention_heads=2, decoder_attention_heads=2)
+    config.save_pretrained(tmp_path / "bart")
+    assert main(["convert", "marian", str(tmp_path / "bart"), str(tmp_path / "out")]) == 1
+    assert "`translate` and `load` take encoder-decoders" in capsys.readouterr().err
     path = folder / "model.safetensors"
     weights = load_file(path)
     more = {**weights, "model.encoder.layernorm_embedding.weight": torch.zeros(48)}

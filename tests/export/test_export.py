@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    GenerationConfig,
     MarianMTModel,
     PreTrainedTokenizerFast,
 )
@@ -155,6 +156,30 @@ def test_ctranslate2_gives_our_translations(tokenizer, source, tmp_path):
     ours = reference(model, source, num_beams=4)
     assert [engine.ids(tokens) for tokens in engine.paper_search(TEXTS)] == ours
     assert len({tuple(ids) for ids in ours}) > 2
+
+
+def with_other_ids(model, source, as_list=False):
+    """Let a search start with one other token and end with another one; return both."""
+    for start in range(4, model.config.vocab_size):
+        model.generation_config.decoder_start_token_id = start
+        found = reference(model, source, num_beams=1)
+        first_ids = {start, *(ids[0] for ids in found)}
+        # by default, CTranslate2 does not generate an end token first
+        for end in {token for ids in found for token in ids} - first_ids:
+            model.generation_config.eos_token_id = [2, end] if as_list else end
+            return start, end
+    raise AssertionError
+
+
+def test_ctranslate2_starts_and_ends_as_generate_does(tokenizer, source, tmp_path):
+    model = model_of(tokenizer)
+    _, end = with_other_ids(model, source)
+    to_ctranslate2(model, tokenizer, tmp_path)
+    engine = InCTranslate2(tmp_path, tokenizer)
+    found = [engine.ids(one.hypotheses[0]) for one in engine.translate(TEXTS, beam_size=1)]
+    ours = model.generate(**source, num_beams=1, max_new_tokens=12, max_extra_tokens=None)
+    assert found == [written(row, end) for row in ours.tolist()]
+    assert any(end in row for row in ours.tolist())
 
 
 def test_ctranslate2_never_generates_forbidden_tokens(tokenizer, source, tmp_path):
@@ -417,6 +442,24 @@ def test_marians_search_equals_ours_without_a_penalty(tokenizer, source, tmp_pat
     assert theirs.generation_config.length_penalty == 0.6
 
 
+@pytest.mark.parametrize("as_list", [False, True])
+def test_marian_starts_and_ends_as_generate_does(as_list, tokenizer, source, tmp_path):
+    model = model_of(tokenizer)
+    start, end = with_other_ids(model, source, as_list)
+    to_marian(model, tokenizer, tmp_path)
+    theirs = MarianMTModel.from_pretrained(tmp_path).eval()
+    search = {"num_beams": 1, "max_new_tokens": 12}
+    ids = theirs.generate(
+        input_ids=swapped(source["input_ids"], model),
+        attention_mask=source["attention_mask"],
+        **search,
+    )
+    ours = model.generate(**source, **search, max_extra_tokens=None)
+    assert swapped(ids, model).tolist() == ours.tolist()
+    assert set(ours[:, 0].tolist()) == {start}
+    assert theirs.generation_config.eos_token_id == ([2, end] if as_list else end)
+
+
 def test_marian_keeps_the_search_settings_that_it_has(tokenizer, tmp_path):
     model = model_of(tokenizer)
     settings = {
@@ -519,10 +562,10 @@ def test_an_option_that_ctranslate2_does_not_have_is_named(tokenizer, tmp_path):
     for export in (to_ctranslate2, to_marian):
         with pytest.raises(ValueError, match=message):
             export(learned, tokenizer, tmp_path / "out", num_positions=41)
-    for name, token in (("eos_token_id", [2, 3]), ("decoder_start_token_id", None)):
+    for ends in ([2, 3], -1):
         model = model_of(tokenizer)
-        setattr(model.config, name, token)
-        with pytest.raises(ValueError, match=f"{name} must be one token for CTranslate2, got"):
+        model.generation_config.eos_token_id = ends
+        with pytest.raises(ValueError, match="eos_token_id must be one token for CTranslate2, got"):
             to_ctranslate2(model, tokenizer, tmp_path / "out")
     nameless = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
     with pytest.raises(ValueError, match="must have an unknown token for CTranslate2, got none"):
@@ -770,6 +813,19 @@ def test_only_end_tokens_follow_an_end_token_in_transformers_js(in_merged_onnx, 
     assert log_probs[0].argmax() == 2
     assert log_probs[0, 2] == pytest.approx(0)
     assert (log_probs[1:, 2] < -0.01).all()
+
+
+def test_graphs_start_and_end_as_generate_does(tokenizer, source, tmp_path):
+    model = model_of(tokenizer, **ONE_LAYER)
+    start, end = with_other_ids(model, source, as_list=True)
+    to_transformersjs(model, tokenizer, tmp_path)
+    engine = InMergedOnnx(tmp_path, "")
+    ids, mask = (source[name].numpy() for name in ("input_ids", "attention_mask"))
+    _, cache = engine.first(ids, mask)
+    log_probs, _ = engine.next([end] * len(ids), mask, cache)
+    assert np.sort(np.argsort(log_probs)[:, -2:]).tolist() == [sorted([2, end])] * len(ids)
+    search = GenerationConfig.from_pretrained(tmp_path)
+    assert (search.decoder_start_token_id, search.eos_token_id) == (start, [2, end])
 
 
 def test_a_graph_for_browsers_has_no_float64_and_no_path_of_this_machine(in_merged_onnx):

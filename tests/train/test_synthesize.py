@@ -271,6 +271,10 @@ def test_a_model_without_a_recipe_needs_languages_and_text(run, tmp_path, capsys
     words += ["--source_lang", "en", "--target_lang", "xx"]
     assert main(words) == 1
     assert "source must be given, because only the stored training text" in capsys.readouterr().err
+    table = tmp_path / "text.csv"
+    table.write_text("ant,bee\n")
+    assert main([*words, "--source", str(table)]) == 1
+    assert "text.csv must have a sentence on each line, got .csv: " in capsys.readouterr().err
     text = tmp_path / "text"
     text.write_text("ant bee\ncat dog elk\n", encoding="utf-8")
     assert main([*words, "--source", str(text)]) == 0

@@ -1,11 +1,40 @@
 """Read the texts to translate from a file: a column of each line, or subtitles."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from .text_files import lines_of, read_lines
+
+# markup of subtitles: elements such as <i>, and commands such as {\an8}, which sets the position
+MARKUP = re.compile(r"</?[A-Za-z][^<>]*>|\{\\[^{}]*\}")
+COMMANDS = re.compile(r"(?:\{\\[^{}]*\}\s*)+")
+# a text that an element may enclose
+ENCLOSED = re.compile(
+    r"(?P<start><(?P<name>[A-Za-z]+)[^<>]*>)(?P<text>.*)(?P<end></(?P=name)>)", re.DOTALL
+)
+# start of a speaker's line
+DIALOGUE = re.compile(rf"(?:{MARKUP.pattern})*[-\u2013\u2014] +")
+
+
+class SubtitlePart(NamedTuple):
+    """Part of a subtitle that is translated alone.
+
+    Args:
+        before: Markup and dash before the text.
+        text: Text without markup, in one line.
+        after: Markup after the text.
+        num_lines: Number of lines of the part.
+        has_markup: Whether markup inside the text was removed.
+    """
+
+    before: str
+    text: str
+    after: str
+    num_lines: int
+    has_markup: bool
 
 
 def column_reader(path: str | None, column: str) -> Callable[[str, str], str]:
@@ -127,19 +156,74 @@ def read_subtitles(file: IO[bytes], name: str) -> list[Any]:
     return subtitles
 
 
-def format_translated_subtitle(subtitle: Any, translation: str) -> str:
+def split_subtitle(content: str) -> list[SubtitlePart]:
+    """Split a subtitle into the parts that are translated alone: all of it, or speakers' lines.
+
+    A line that begins with a dash and a space begins the part of another speaker. Markup that
+    encloses a part, and the dash, surround its translation; other markup is removed.
+
+    Args:
+        content: Text of a subtitle, with its markup.
+    """
+    opening, content, closing = _take_off_markup(content)
+    line_groups: list[list[str]] = [[]]
+    for line in content.splitlines():
+        if line_groups[-1] and DIALOGUE.match(line):
+            line_groups.append([])
+        line_groups[-1].append(line)
+    parts = []
+    for lines in line_groups:
+        before, text, after = _take_off_markup("\n".join(lines))
+        dash = DIALOGUE.match(text)
+        dash_text = dash[0] if dash else ""
+        inner_before, text, inner_after = _take_off_markup(text[len(dash_text) :])
+        before += MARKUP.sub("", dash_text) + inner_before
+        after = inner_after + after
+        has_markup = MARKUP.search(dash_text + text) is not None
+        clean_text = " ".join(MARKUP.sub("", text).split())
+        parts.append(SubtitlePart(before, clean_text, after, len(lines), has_markup))
+    parts[0] = parts[0]._replace(before=opening + parts[0].before)
+    parts[-1] = parts[-1]._replace(after=parts[-1].after + closing)
+    return parts
+
+
+def _take_off_markup(text: str) -> tuple[str, str, str]:
+    """Return the opening markup that encloses a whole text, the text, and the closing markup."""
+    before = after = ""
+    while True:
+        text = text.strip()
+        if commands := COMMANDS.match(text):
+            before, text = before + commands[0].rstrip(), text[commands.end() :]
+        match = ENCLOSED.fullmatch(text)
+        # in <i>A</i> and <i>B</i>, the first element does not enclose the second one
+        if match is None or re.search(rf"</?{match['name']}\b", match["text"]):
+            return before, text, after
+        before, text, after = before + match["start"], match["text"], match["end"] + after
+
+
+def format_translated_subtitle(
+    subtitle: Any, parts: Sequence[SubtitlePart], translations: Sequence[str]
+) -> str:
     """Format a subtitle with its translation, in as many lines as before if it has enough words.
 
     Args:
         subtitle: Subtitle of the package srt; its content is replaced.
-        translation: Translation of the content, in one line.
+        parts: Parts of the content, from `split_subtitle`.
+        translations: Translation of each part, in one line.
 
     Returns:
         Number, times and translated text, in the SubRip format.
     """
-    num_lines = len(subtitle.content.splitlines()) or 1
-    words = translation.split()
-    line_length = len(" ".join(words)) / num_lines
+    subtitle.content = "\n".join(
+        part.before + _break_lines(translation, part.num_lines) + part.after
+        for part, translation in zip(parts, translations, strict=True)
+    )
+    return subtitle.to_srt().rstrip("\n") + "\n"
+
+
+def _break_lines(text: str, num_lines: int) -> str:
+    words = text.split()
+    line_length = len(" ".join(words)) / (num_lines or 1)
     lines: list[str] = [""]
     for word in words:
         # lines get about equal lengths: begin a new line if the middle of the word would lie beyond
@@ -148,5 +232,4 @@ def format_translated_subtitle(subtitle: Any, translation: str) -> str:
         if lines[-1] and len(lines) < num_lines and word_middle > line_length * len(lines):
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
-    subtitle.content = "\n".join(lines)
-    return subtitle.to_srt().rstrip("\n") + "\n"
+    return "\n".join(lines)

@@ -7,7 +7,7 @@ import io
 import lzma
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -44,6 +44,13 @@ COMPRESSIONS: dict[str, Callable[..., Any]] = {
     ".xz": lzma.open,
     ".zst": _open_zstd,
 }
+# suffixes of files that do not have a sentence on each line
+OTHER_FORMATS = (
+    *(".csv", ".jsonl", ".json", ".parquet"),
+    *(".srt", ".vtt", ".ass", ".ssa", ".sbv"),
+    *(".html", ".htm", ".xml", ".xliff", ".xlf", ".tmx", ".po"),
+    *(".docx", ".odt", ".pdf"),
+)
 # longest line in a file or a pipe, line feed included
 MAX_LINE_BYTES = 1 << 20
 
@@ -142,6 +149,28 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
     except TRUNCATION_ERRORS as error:
         raise ValueError(f"{path} cannot be read to its end: {error}") from error
+
+
+def refuse_other_format(
+    path: str | Path, supported: Collection[str] = (), advice: Mapping[str, str] | None = None
+):
+    """Refuse a file that does not have a sentence on each line, by its suffix.
+
+    Args:
+        path: Path of the file, plain or compressed.
+        supported: Suffixes that are allowed.
+        advice: What to do with the file, by suffix.
+
+    Raises:
+        ValueError: If the suffix is one of `OTHER_FORMATS` and is not supported.
+    """
+    path = Path(path)
+    suffix = Path(path.stem if path.suffix in COMPRESSIONS else path.name).suffix.lower()
+    if suffix in OTHER_FORMATS and suffix not in supported:
+        what_to_do = (advice or {}).get(
+            suffix, "write its sentences to a text file, one on each line"
+        )
+        raise ValueError(f"{path} must have a sentence on each line, got {suffix}: {what_to_do}.")
 
 
 def count_lines(path: Path) -> int:

@@ -12,7 +12,7 @@ import translation_toys
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.cli import main
-from vanilla_transformer.train.data.lines import format_translated_subtitle
+from vanilla_transformer.train.data.lines import format_translated_subtitle, split_subtitle
 from vanilla_transformer.train.data.text_files import opened
 
 TEXTS = translation_toys.TEXTS[:3]
@@ -121,6 +121,45 @@ def test_a_column_that_is_not_there_is_refused(
     assert captured.out.splitlines() == expected
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.HTML", "a.docx", "a.tmx.gz", "a.po"])
+def test_a_file_of_another_format_is_refused(model, tmp_path, capsys, name):
+    path, suffix = tmp_path / name, name.removesuffix(".gz")[1:].lower()
+    path.write_text("dogs\n")
+    plain = tmp_path / "a.json.en"
+    plain.write_text("dogs\n")
+    pair = ["--source", str(path), "--target", str(plain)]
+    for words in (
+        ["translate", model[0], str(path)],
+        *([command, model[0], *pair] for command in ("score", "align")),
+    ):
+        assert main(words) == 1
+        assert (
+            f"{name} must have a sentence on each line, got {suffix}: " in capsys.readouterr().err
+        )
+    assert main(["translate", model[0], str(plain)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "is_warned"),
+    [
+        ('{"en": "dogs"}', True),
+        ('[{"en": "dogs"}]', True),
+        ("<p>dogs</p>", True),
+        ("<!DOCTYPE html>", True),
+        ("%PDF-1.4", True),
+        ("PK\x03\x04", True),
+        ("< dogs {cats} [a]", False),
+    ],
+)
+def test_lines_that_look_like_no_sentence_are_said(
+    model, tmp_path, capsys, caplog, line, is_warned
+):
+    path = tmp_path / "lines.txt"
+    path.write_text(f"{line}\n")
+    assert main(["translate", model[0], str(path)]) == 0
+    assert ("has JSON or markup" in caplog.text) == is_warned
+
+
 def test_subtitles_are_translated_to_subtitles(model, tmp_path, capsys):
     pytest.importorskip("srt")
     folder, translate = model
@@ -136,15 +175,65 @@ def test_subtitles_are_translated_to_subtitles(model, tmp_path, capsys):
     assert [" ".join(block.splitlines()[2:]) for block in blocks[:2]] == [first, second]
 
 
+def test_markup_inside_a_subtitle_is_counted(model, tmp_path, capsys, caplog):
+    pytest.importorskip("srt")
+    path = tmp_path / "film.srt"
+    path.write_text(SUBTITLES.replace("sleeps", "<i>sleeps</i>").replace("dogs", "<b>dogs</b>"))
+    assert main(["translate", model[0], str(path)]) == 0
+    (dogs,) = texts_of(model[1](["dogs"]))
+    assert f"<b>{dogs}</b>" in capsys.readouterr().out
+    assert "film.srt: 1 subtitles lose markup" in caplog.text
+
+
 def test_a_translation_has_as_many_lines_as_its_subtitle():
     srt = pytest.importorskip("srt")
     (subtitle, *_) = srt.parse(SUBTITLES)
-    assert format_translated_subtitle(subtitle, "die kleine Katze schläft").splitlines()[2:] == [
-        "die kleine",
-        "Katze schläft",
-    ]
+    parts = split_subtitle(subtitle.content)
+    lines = format_translated_subtitle(subtitle, parts, ["die kleine Katze schläft"]).splitlines()
+    assert lines[2:] == ["die kleine", "Katze schläft"]
+    assert format_translated_subtitle(subtitle, parts, ["nein"]).splitlines()[2:] == ["nein"]
+
+
+@pytest.mark.parametrize(
+    ("content", "texts", "translated", "loses_markup"),
+    [
+        ("<i>dogs</i>", ["dogs"], "<i>DOGS</i>", False),
+        (
+            "{\\an8}<font color='red'><b>the\ndog</b></font>",
+            ["the dog"],
+            "{\\an8}<font color='red'><b>THE\nDOG</b></font>",
+            False,
+        ),
+        ("<i>a</i> or <i>b</i>", ["a or b"], "A OR B", True),
+        ("a <i>dog</i>", ["a dog"], "A DOG", True),
+        ("{\\an8}{\\b1} a{\\b0} dog", ["a dog"], "{\\an8}{\\b1}A DOG", True),
+        ("- dogs\n- a cat\nsleeps", ["dogs", "a cat sleeps"], "- DOGS\n- A CAT\nSLEEPS", False),
+        (
+            "<i>\u2013 dogs\n\u2013 cats</i>",
+            ["dogs", "cats"],
+            "<i>\u2013 DOGS\n\u2013 CATS</i>",
+            False,
+        ),
+        (
+            "<i>\u2014 dogs</i>\n\u2014 <b>cats</b>",
+            ["dogs", "cats"],
+            "<i>\u2014 DOGS</i>\n\u2014 <b>CATS</b>",
+            False,
+        ),
+        ("<i>- dogs</i> bark", ["dogs bark"], "- DOGS BARK", True),
+        ("dogs\n- cats", ["dogs", "cats"], "DOGS\n- CATS", False),
+        ("-5 < 3 - x", ["-5 < 3 - x"], "-5 < 3 - X", False),
+        ("", [""], "", False),
+    ],
+)
+def test_markup_and_dashes_surround_translations(content, texts, translated, loses_markup):
+    srt = pytest.importorskip("srt")
     (subtitle, *_) = srt.parse(SUBTITLES)
-    assert format_translated_subtitle(subtitle, "nein").splitlines()[2:] == ["nein"]
+    parts = split_subtitle(content)
+    assert [part.text for part in parts] == texts
+    assert any(part.has_markup for part in parts) == loses_markup
+    formatted = format_translated_subtitle(subtitle, parts, [text.upper() for text in texts])
+    assert formatted.split("\n", 2)[2].rstrip("\n") == translated
 
 
 @pytest.mark.parametrize("content", ["no subtitles\n", ""])
