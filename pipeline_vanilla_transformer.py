@@ -8,6 +8,7 @@ configuration refers to the copy.
 import copy
 import logging
 import math
+import operator
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -129,11 +130,8 @@ class TranslationPipeline(Pipeline):
         prefix = settings.pop("prefix", getattr(model.config, "prefix", None))
         super().__init__(model=model, tokenizer=tokenizer, task=task, **settings)
         self.prefix = prefix or ""
-        # `SharedConversion` of the model, created at the first translation if it is needed
-        self._conversion: Any = None
-        # created when the first term is forbidden
-        self._spelling: Spelling | None = None
-        self._model_languages = model_languages(model, tokenizer)
+        # by name, the objects that something was made of, and what was made
+        self._made_of: dict[str, tuple[tuple[Any, ...], Any]] = {}
         self._check_languages(**self._preprocess_params)
 
     def __call__(self, inputs: str | Iterable[str], batch_size: int | None = None, **kwargs) -> Any:
@@ -371,7 +369,7 @@ class TranslationPipeline(Pipeline):
         if language is True:
             # mBART's codes are like en_XX; NLLB's, like eng_Latn, have three letters, and are
             # refused below
-            code = src_lang or self._model_languages[0] or "en"
+            code = src_lang or self._languages()[0] or "en"
             language = re.split("[_-]", code)[0]
         if not isinstance(language, str) or len(language) != 2:
             raise ValueError(
@@ -574,6 +572,16 @@ class TranslationPipeline(Pipeline):
             )
         return {name: encoded[name] for name in ("input_ids", "forced_bos_token_id")}
 
+    def _made(self, name: str, make: Callable[..., Any], *objects: Any) -> Any:
+        """Return what `make` returns for some objects; call it only if they are other objects."""
+        made = self._made_of.get(name)
+        if made is None or any(map(operator.ne, made[0], objects)):
+            made = self._made_of[name] = objects, make(*objects)
+        return made[1]
+
+    def _languages(self) -> list[str | None]:
+        return self._made("languages", model_languages, self.model, self.tokenizer)
+
     def _check_languages(
         self, src_lang: str | None = None, tgt_lang: str | None = None, **settings: Any
     ):
@@ -586,7 +594,7 @@ class TranslationPipeline(Pipeline):
                     f"{name} must be a language of the tokenizer, "
                     f"{', '.join(tokenizer_languages)}, got {code!r}."
                 )
-        languages = [None, None] if tokenizer_languages else self._model_languages
+        languages = [None, None] if tokenizer_languages else self._languages()
         for (name, code), expected in zip(given_languages.items(), languages, strict=True):
             # only codes of two letters: longer codes may name a family of languages
             is_comparable = all(isinstance(it, str) and len(it) == 2 for it in (code, expected))
@@ -678,10 +686,9 @@ class TranslationPipeline(Pipeline):
         if engine != "off":
             reason = "the package vanilla_transformer is not installed"
             make_conversion = type(self).make_conversion
-            if self._conversion is None and make_conversion is not None:
-                self._conversion = make_conversion(self.model)
-            if self._conversion is not None:
-                converted, reason = self._conversion.for_engine(engine_precision(search_settings))
+            if make_conversion is not None:
+                conversion = self._made("conversion", make_conversion, self.model)
+                converted, reason = conversion.for_engine(engine_precision(search_settings))
                 if converted is not None:
                     return converted
         engine_settings = {
@@ -948,11 +955,8 @@ class TranslationPipeline(Pipeline):
         if constraints[0].required_terms:
             constraint_settings["required_tokens"] = [it.required_terms for it in constraints]
         if constraints[0].forbidden_terms:
-            if self._spelling is None:
-                self._spelling = Spelling(token_bytes(self.tokenizer))
-            forbid_terms = ForbiddenTerms(
-                [it.forbidden_terms for it in constraints], self._spelling
-            )
+            spelling = self._made("spelling", _spelling_of, self.tokenizer, len(self.tokenizer))
+            forbid_terms = ForbiddenTerms([it.forbidden_terms for it in constraints], spelling)
             given_processors = search_settings.get("logits_processor") or ()
             constraint_settings["logits_processor"] = LogitsProcessorList(
                 [*given_processors, forbid_terms]
@@ -1092,6 +1096,10 @@ def languages_of(task: str) -> dict[str, str]:
     if match is None:
         raise ValueError(f"task must be {TASK} or {TASK}_XX_to_YY, got {task!r}.")
     return {name: code for name, code in match.groupdict().items() if code is not None}
+
+
+def _spelling_of(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> Spelling:
+    return Spelling(token_bytes(tokenizer))
 
 
 def model_languages(

@@ -148,6 +148,19 @@ def test_a_change_of_the_model_changes_the_translations(pair, change):
     assert translate(SENTENCES, **SEARCH) == expected
 
 
+def test_a_pipeline_translates_with_the_model_it_has(pair):
+    model, tokenizer, languages = pair
+    translate = TranslationPipeline(model, tokenizer, **languages)
+    before = translate(SENTENCES, **SEARCH)
+    translate.model = copy.deepcopy(model)
+    scale_in_place(translate.model)
+    expected = by_hand(translate.model, tokenizer, languages)
+    assert expected != before
+    assert translate(SENTENCES, **SEARCH, engine="required") == expected
+    translate.model = model
+    assert translate(SENTENCES, **SEARCH) == before
+
+
 def test_a_change_of_the_bias_of_logits_is_seen(pieces, tmp_path):
     model, tokenizer = make_marian(pieces, tmp_path)
     translate = TranslationPipeline(model.eval(), tokenizer)
