@@ -697,7 +697,7 @@ def _reason_against_engine(
                 return reason
         if len({attention.q_proj.out_features // attention.d_k for attention in attentions}) > 1:
             return f"the layers of the {stack} have different numbers of heads"
-    device = model.device
+    device, dtype = model.device, model.dtype
     if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
         return "autocast or compilation is active"
     if (reason := _reason_against_precision(model, precision)) is not None:
@@ -711,12 +711,11 @@ def _reason_against_engine(
                     f"{stack.positions.table.num_embeddings}"
                 )
     for name, weight in _named_parameters(modules):
-        if type(weight) is not nn.Parameter or not weight.numel() or weight.is_meta:
-            return f"{name} is not a parameter in memory"
-        if weight.device != device or weight.dtype != model.dtype:
-            return (
-                f"{name} is {weight.dtype} on {weight.device}, the model {model.dtype} on {device}"
-            )
+        is_dense = type(weight) is nn.Parameter and weight.layout is torch.strided
+        if not is_dense or not weight.numel() or weight.is_meta:
+            return f"{name} is not a dense parameter in memory"
+        if weight.device != device or weight.dtype != dtype:
+            return f"{name} is {weight.dtype} on {weight.device}, the model {dtype} on {device}"
     return None
 
 
