@@ -11,6 +11,7 @@ source tokens without padding, W slots of the self-attention cache, h heads, V t
 vocabulary.
 """
 
+import copy
 import functools
 import logging
 import math
@@ -63,6 +64,9 @@ SETTINGS = ("norm_first", "scaling", "d_k", "d_v")
 # number of weights in a checksum: matrix-vector products read memory fastest with rows of this
 # length
 NUMBERS_PER_SUM = 4096
+# largest sum in which a float32 number keeps small changes of a weight. A greater sum, of which one
+# weight may be a large part, is replaced by the weights themselves
+LARGEST_SUM = 100.0
 # number of tokens of each source sentence in the probe
 PROBE_LENGTHS = (7, 4, 2)
 # allowed deviation of the engine's logits from those of the modules, in standard deviations of the
@@ -1020,43 +1024,52 @@ def _state_of(modules: list[tuple[str, Any, Any]], linear_class: Any) -> _ModelS
     """Return all that an engine depends on: modules, settings, and the state of the weights.
 
     The state of a weight is its address, its version and its checksum. Checksums detect writes
-    through `.data` or NumPy, which do not change the version of a tensor. Embeddings and norms are
-    left out, and large weights have no checksum, because the engine reads them from the model.
+    through `.data` or NumPy, which do not change the version of a tensor. Embeddings, norms and
+    large weights have no checksum, because the engine reads them from the model.
     """
-    objects: list[Any] = []
+    model = modules[0][1]
+    # a copy, with copies of the lists and mappings in it, because a program may change all of them
+    config = {
+        name: copy.copy(value) if isinstance(value, list | dict) else value
+        for name, value in vars(model.config).items()
+    }
+    objects: list[Any] = [config, torch.get_float32_matmul_precision()]
     weight_states: list[Any] = []
-    checksums = []
+    checksums, summed_rows, sums = [], [], []
     for name, module, _ in modules:
         attributes = vars(module)
         # without the model itself, whose name is "": a value of the weak dictionary would keep its
         # own key alive
         objects += [module] if name else []
         objects += [attributes[setting] for setting in SETTINGS if setting in attributes]
-        if type(module).__name__ == "PositionalEncoding":
-            config = attributes["config"]
-            objects += [config.position_encoding, config.position_base, config.position_layout]
-            objects += [config.position_offset, config.d_model, config._attn_implementation]
         is_linear = isinstance(module, nn.Linear)
         is_in_place = is_linear and linear_class.is_used_in_place(module.weight)
-        for weight in attributes["_parameters"].values() if is_linear else ():
+        for weight in attributes["_parameters"].values():
             if weight is None:
                 continue
             # tensors that were created in inference mode have no version
             version = None if weight.is_inference() else weight._version
             weight_states.append((weight.data_ptr(), weight.shape, weight.stride(), version))
             weight_states.append((weight.device, weight.dtype))
-            if is_in_place:
+            if is_in_place or not is_linear:
                 continue
             # a sum in half precision would round small changes away
             flat_weight = weight.detach().flatten().float()
             num_remaining = len(flat_weight) % NUMBERS_PER_SUM
             weight_rows = flat_weight[num_remaining:].view(-1, NUMBERS_PER_SUM)
-            checksums += [
-                flat_weight[:num_remaining],
-                torch.mv(weight_rows, _checksum_weights(weight.device)),
-            ]
+            checksums.append(flat_weight[:num_remaining])
+            summed_rows.append(weight_rows)
+            sums.append(torch.mv(weight_rows, _checksum_weights(weight.device)))
+    all_sums = torch.cat(sums or [torch.empty(0)])
+    checksums.append(all_sums)
+    is_uncertain = ~(all_sums.abs() <= LARGEST_SUM)
+    if is_uncertain.any():
+        for weight_rows, is_row_uncertain in zip(
+            summed_rows, is_uncertain.split([len(rows) for rows in summed_rows]), strict=True
+        ):
+            checksums.append(weight_rows[is_row_uncertain].flatten())
     # compared as bits, because NaN is not equal to itself
-    bits = torch.cat(checksums or [torch.empty(0)]).view(torch.int32)
+    bits = torch.cat(checksums).view(torch.int32)
     return _ModelState(linear_class, objects, weight_states, bits)
 
 
