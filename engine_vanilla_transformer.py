@@ -699,8 +699,12 @@ def _reason_against_engine(
             attentions += [layer.cross_attention for layer in layers]
             if (reason := reason_against_cache(layers)) is not None:
                 return reason
-        if len({attention.q_proj.out_features // attention.d_k for attention in attentions}) > 1:
+        all_num_heads = {attention.q_proj.out_features // attention.d_k for attention in attentions}
+        if len(all_num_heads) > 1:
             return f"the layers of the {stack} have different numbers of heads"
+        for attention in attentions:
+            if attention.v_proj.out_features not in {it * attention.d_v for it in all_num_heads}:
+                return f"an attention of the {stack} has a d_v that does not fit its weights"
     device, dtype = model.device, model.dtype
     if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
         return "autocast or compilation is active"

@@ -293,7 +293,11 @@ def library_difference(model: nn.Module) -> str | None:
         if module_class.__module__ != "transformers.activations":
             allowed_classes = (*LIBRARY_CLASSES, *ACTIVATION, module_class.__name__)
         difference, methods = _class_difference(module_class, allowed_classes, file_differences)
-        difference = difference or _instance_difference(vars(module), methods)
+        attributes = dict(vars(module))
+        if module_class is nn.TransformerDecoderLayer:
+            # torch itself hides the activation of a copied layer
+            attributes.pop("activation", None)
+        difference = difference or _instance_difference(attributes, methods)
         is_causal = getattr(module, "is_causal", None)
         if difference is None and is_causal is not None and is_causal != _must_be_causal(name):
             difference = f"has is_causal {is_causal}"
@@ -343,7 +347,7 @@ def _class_difference(
 
 
 # for each class and name, the method and its code that the library defined
-_own_methods: dict[tuple[type, str], tuple[Any, CodeType]] = {}
+_own_methods: dict[tuple[type, str], tuple[Any, Any]] = {}
 
 
 def _is_own_method(module_class: type[Any], name: str) -> bool:

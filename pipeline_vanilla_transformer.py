@@ -668,7 +668,10 @@ class TranslationPipeline(Pipeline):
         return missing
 
     def _search_model(
-        self, search_settings: dict[str, Any], has_terms: bool = False
+        self,
+        search_settings: dict[str, Any],
+        has_terms: bool = False,
+        has_padding_tokens: bool = False,
     ) -> PreTrainedModel:
         """Return the model to search with: the given model, or its conversion for the engine.
 
@@ -683,12 +686,16 @@ class TranslationPipeline(Pipeline):
             )
         engine = search_settings.get("engine", "auto")
         reason: str | None = "engine='off' is set"
-        if engine != "off":
+        if search_settings.get("custom_generate") is not None:
+            reason = "custom_generate is given"
+        elif engine != "off":
             reason = "the package vanilla_transformer is not installed"
             make_conversion = type(self).make_conversion
             if make_conversion is not None:
                 conversion = self._made("conversion", make_conversion, self.model)
-                converted, reason = conversion.for_engine(engine_precision(search_settings))
+                converted, reason = conversion.for_engine(
+                    engine_precision(search_settings), has_padding_tokens
+                )
                 if converted is not None:
                     return converted
         engine_settings = {
@@ -844,8 +851,11 @@ class TranslationPipeline(Pipeline):
         }
         results = [self.postprocess(empty_outputs, **call_settings.output_settings) for _ in texts]
         constraints = self._read_constraints(texts, call_settings)
+        prompt_ids = [it.prompt_ids[1:] for it in constraints]
         search_model = self._search_model(
-            search_settings, any(it.required_terms for it in constraints)
+            search_settings,
+            any(it.required_terms for it in constraints),
+            any(self.model.config.pad_token_id in ids for ids in (*source_ids, *prompt_ids)),
         )
         output_flags = {
             name: call_settings.output_settings.get(name, False)

@@ -35,6 +35,9 @@ CONVERSIONS = {
     FSMTForConditionalGeneration: from_fsmt,
     M2M100ForConditionalGeneration: from_m2m100,
 }
+# classes that count the positions of all tokens but padding tokens; the converted model counts the
+# positions by the attention mask
+COUNTING_BY_TOKEN = (FSMTForConditionalGeneration, M2M100ForConditionalGeneration)
 # our names of the embeddings and of the output projection, by the names in transformers
 OUR_EMBEDDING_NAMES = {
     "model.shared.weight": (
@@ -73,12 +76,13 @@ class SharedConversion:
         self._accepted_settings: set[tuple[str | None, torch.dtype, torch.device]] = set()
 
     def for_engine(
-        self, precision: str | None = None
+        self, precision: str | None = None, has_padding_tokens: bool = False
     ) -> tuple[VanillaTransformerForConditionalGeneration | None, str | None]:
         """Return the converted model, if the inference engine computes what the source computes.
 
         Args:
             precision: Precision of the linear layers, as in `engine_for`.
+            has_padding_tokens: Whether a text contains the padding token.
 
         Returns:
             The converted model, with the source's generation configuration, and None; or None and
@@ -87,6 +91,8 @@ class SharedConversion:
         convert = CONVERSIONS.get(type(self._model))
         if convert is None:
             return None, f"{type(self._model).__name__} is not of an architecture that converts"
+        if has_padding_tokens and issubclass(type(self._model), COUNTING_BY_TOKEN):
+            return None, "a text contains the padding token, which has no position of its own"
         with _LOCK:
             try:
                 refuse_modified_source(self._model, f"transformers' {type(self._model).__name__}")

@@ -221,6 +221,16 @@ def test_a_pipeline_translates_with_the_model_it_has(pair):
     assert translate(SENTENCES, **SEARCH) == before
 
 
+def test_a_padding_token_in_a_text_has_the_position_of_the_library(pair):
+    model, tokenizer, languages = pair
+    translate = TranslationPipeline(model, tokenizer, **languages)
+    texts = [f"the {tokenizer.pad_token} small cat", "a house is small"]
+    for text in texts:
+        for search in (SEARCH, {**SEARCH, "target_prefix": texts[0]}):
+            expected = translate(text, **search, engine="off")
+            assert translate(text, **search) == expected
+
+
 def test_a_change_of_the_bias_of_logits_is_seen(pieces, tmp_path):
     model, tokenizer = make_marian(pieces, tmp_path)
     translate = TranslationPipeline(model.eval(), tokenizer)
