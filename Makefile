@@ -9,6 +9,8 @@ READY := $(VENV)/.ready
 # environments with other versions: the newest that setup.cfg allows, and the oldest transformers
 NEWEST := .venv-newest
 OLDEST := .venv-oldest
+# torch of `make test-newest`: it stays pinned, because a newer one may bring gigabytes of GPU libraries
+TORCH ?= $(shell grep '^torch==' constraints.txt)
 FAST := not slow and not gpu and not browser and not node
 # four processes, or fewer on fewer cores; a file runs in one of them; a test may take 15 minutes
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --timeout 900
@@ -92,12 +94,10 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
-# torch stays pinned: a newer one may bring gigabytes of GPU libraries
 $(NEWEST)/.ready: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install setuptools wheel
-	$(NEWEST)/bin/python -m pip install --no-build-isolation --editable '.[dev]' \
-		"$$(grep '^torch==' constraints.txt)"
+	$(NEWEST)/bin/python -m pip install --no-build-isolation --editable '.[dev]' '$(TORCH)'
 	touch $@
 
 $(OLDEST)/.ready: setup.cfg pyproject.toml constraints.txt

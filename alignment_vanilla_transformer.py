@@ -288,15 +288,3 @@ def _agreement(found_columns: Sequence[Tensor], expected_columns: Tensor) -> Ten
     columns = torch.cat(tuple(found_columns))
     is_equal = columns == expected_columns.view(-1, *[1] * (columns.dim() - 1))
     return is_equal.float().mean(dim=0)
-
-
-__all__ = [
-    "HEADS_FIELD",
-    "aligned_words",
-    "choose_heads",
-    "default_heads",
-    "head_weights",
-    "returning_weights",
-    "weights_of",
-    "word_indices",
-]

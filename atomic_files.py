@@ -106,7 +106,7 @@ def refuse_links(folder: Path, names: Collection[str]):
             if link.is_symlink():
                 raise ValueError(
                     f"{link} is a link to {os.readlink(link)}, and commands write only to "
-                    f"the files of {folder} itself. Replace the link by what it leads to."
+                    f"the files of {folder} itself. Replace the link by its target."
                 )
 
 

@@ -249,7 +249,7 @@ def check_terms(
             f"got {len(terms)}."
         )
     for term in itertools.chain.from_iterable(terms):
-        if not term or not all(is_whole(it) and 0 <= it < vocab_size for it in term):
+        if not term or not all(is_whole(token) and 0 <= token < vocab_size for token in term):
             raise ValueError(
                 "each term of required_tokens must have token ids of at least 0 and below the "
                 f"vocabulary size {vocab_size}, got {term!r}."
@@ -327,7 +327,7 @@ def check_ids(name: str, ids: Any, vocab_size: int):
         vocab_size: V.
 
     Raises:
-        ValueError: If the ids are no tensor of integers, there are none, or an id is not in the
+        ValueError: If the ids are not a tensor of integers, there are none, or an id is not in the
             vocabulary.
     """
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex():
@@ -345,18 +345,3 @@ def check_ids(name: str, ids: Any, vocab_size: int):
             f"{name} must be at least 0 and below the vocabulary size {vocab_size}, got "
             f"{lowest if lowest < 0 else highest}."
         )
-
-
-__all__ = [
-    "check_arguments",
-    "check_ids",
-    "check_inputs",
-    "check_numbers",
-    "check_search_settings",
-    "check_search_tokens",
-    "check_source_length",
-    "check_terms",
-    "engine_precision",
-    "is_whole",
-    "plain_numbers",
-]

@@ -55,11 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     average = add_verb("average", _average, "average the checkpoints of a run into its model")
     average.add_argument("run_folder", metavar="RUN", help="run folder")
     group = average.add_argument_group(
-        "checkpoints", "at most one of these flags; without one, as in the recipe"
+        "checkpoints", "at most one of these flags; without a flag, the recipe decides"
     )
     group.add_argument("--num_checkpoints", type=int, help="average this many last checkpoints")
     group.add_argument(
-        "--minutes", type=float, help="average those of the last minutes of training"
+        "--minutes", type=float, help="average the checkpoints of the last minutes of training"
     )
     group.add_argument("--ema", action="store_true", help="take the moving average of the run")
     average.add_argument("--output_dir", help="folder for the model (default: RUN)")
@@ -104,12 +104,6 @@ def _parser() -> argparse.ArgumentParser:
     push.add_argument("--commit_message", help="commit message")
     add_trust_flag(push)
     return parser
-
-
-def _given_arguments(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    return {
-        name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None
-    }
 
 
 def _write_utf_8():
@@ -262,9 +256,9 @@ def _export(arguments: argparse.Namespace, verb_arguments: list[str]):
 def _push(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .publishing import push_to_hub
 
-    options = _given_arguments(
-        arguments, "private", "revision", "commit_message", "trust_remote_code"
-    )
+    names = ("private", "revision", "commit_message", "trust_remote_code")
+    given_options = {name: getattr(arguments, name) for name in names}
+    options = {name: value for name, value in given_options.items() if value is not None}
     commit = push_to_hub(arguments.model, arguments.repo_id, **options)
     print(commit.commit_url)
 

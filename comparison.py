@@ -130,6 +130,3 @@ def refuse_difference(
             f"for {stored_dtype} weights: {TOLERANCES[stored_dtype]:g}). The new model was "
             "discarded."
         )
-
-
-__all__ = ["SOURCE_LENGTHS", "TOLERANCES", "batch_to_compare", "in_float32", "refuse_difference"]

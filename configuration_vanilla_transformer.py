@@ -74,7 +74,7 @@ LARGEST = {
 }
 TOKEN_ID_FIELDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
-# keys that transformers writes into config.json or accepts, but that are no fields of the class
+# keys that transformers writes into config.json or accepts, but that are not fields of the class
 LIBRARY_KEYS = {
     "attn_implementation",
     "auto_map",

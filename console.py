@@ -67,7 +67,7 @@ def run_command(
     except KeyboardInterrupt as error:
         return EXIT_SIGNAL + getattr(error, "number", signal.SIGINT)
     except BrokenPipeError:
-        # the reader of the output has closed the pipe, as `head` does, which is no error
+        # the reader of the output has closed the pipe, as `head` does, which is not an error
         return 0
     except (SystemExit, GeneratorExit):
         raise

@@ -2,8 +2,8 @@
 
 The threads of torch wait for one another after every operator. In GNU's OpenMP, a waiting thread
 busy-waits (spins) for milliseconds, which on free cores saves the time to wake the thread. If
-another program needs the core, a spinning thread takes time from the very thread for which it
-waits, and a search becomes many times as slow. OpenMP reads the spin count once, when torch is
+another program needs the core, a spinning thread takes CPU time from the thread that it waits for,
+and a search becomes many times slower. OpenMP reads the spin count once, when torch is
 imported: 300,000 by default. But OpenMP uses a count of 100 while it has more threads than there
 are cores (oversubscription; GNU libgomp manual, GOMP_SPINCOUNT). So this module starts idle OpenMP
 threads while the cores are shared, and ends these threads afterwards.
@@ -81,22 +81,19 @@ class SharedCores:
             self._calm_seconds = self._calm_seconds + seconds if run_delay < FREE_BELOW else 0.0
             if self._calm_seconds > CALM_SECONDS:
                 self.is_shared = False
-                self._stop_idle_teams()
+                self._teams_end.set()
 
     def _start_idle_teams(self):
         self._teams_end = threading.Event()
         for _ in range(num_teams()):
             threading.Thread(target=_hold_team, args=(self._teams_end,), daemon=True).start()
 
-    def _stop_idle_teams(self):
-        self._teams_end.set()
-
 
 def num_teams() -> int:
     """Return the smallest number of idle teams with which OpenMP has more threads than cores.
 
-    A team adds one thread less than torch has, because the thread that starts a team is a part of
-    it.
+    A team adds one thread fewer than torch has, because the thread that starts a team is a part
+    of the team.
 
     Returns:
         Number of teams, at least one; 0 if torch has one thread only.
@@ -126,5 +123,3 @@ def _total_run_delay() -> float:
 
 
 shared_cores = SharedCores()
-
-__all__ = ["SharedCores", "num_teams", "shared_cores"]

@@ -686,7 +686,7 @@ def _reason_against_engine(
             module.out_features,
             module.in_features,
         ):
-            return f"{name} has a weight of another shape than its features"
+            return f"{name} has a weight whose shape differs from its numbers of features"
         # all other modules compute the same in training mode and in evaluation mode
         if module.training and (
             name == "" or isinstance(module, nn.Dropout) or _is_outside_libraries(module)
@@ -1093,16 +1093,3 @@ def _checksum_weights(device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     vector = torch.rand(NUMBERS_PER_SUM, generator=generator, dtype=torch.float32, device="cpu")
     return (vector + 0.5).to(device)
-
-
-__all__ = [
-    "CapturedDecoding",
-    "EngineDecoding",
-    "SearchEngine",
-    "deviations",
-    "engine_for",
-    "forget_engine",
-    "reason_against_cache",
-    "reason_against_engine",
-    "settings_that_need_engine",
-]

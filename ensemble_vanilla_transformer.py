@@ -36,7 +36,9 @@ class EnsembleEngine:
         Returns:
             Memories of all models, concatenated, [B, S, sum of d_model].
         """
-        return torch.cat([it.encode(input_ids, attention_mask) for it in self.engines], dim=-1)
+        return torch.cat(
+            [engine.encode(input_ids, attention_mask) for engine in self.engines], dim=-1
+        )
 
     def begin(self, memory: Tensor, attention_mask: Tensor | None) -> "EnsembleDecoding":
         """Return the decoder for a batch, before its first step.
@@ -144,6 +146,3 @@ def ensemble_engine(
 
 def _num_positions(config: Any) -> float:
     return config.max_position_embeddings if config.position_encoding == "learned" else math.inf
-
-
-__all__ = ["EnsembleDecoding", "EnsembleEngine", "ensemble_engine", "mean_log_probs"]

@@ -16,6 +16,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +126,7 @@ class SearchMixin(_Base):
             stopping_criteria: Additional criteria that end a translation.
             prefix_allowed_tokens_fn: Function that returns the allowed next tokens.
             synced_gpus: Whether every process runs as many steps as the longest search among all
-                processes, as models with sharded weights need it (ZeRO-3, FSDP).
+                processes, as models with sharded weights require (ZeRO-3, FSDP).
             assistant_model: Model that proposes tokens in assisted decoding.
             streamer: Object that receives each token as soon as it is generated.
             kwargs: Settings of the search and inputs of the model, as in transformers, and these
@@ -208,7 +209,12 @@ class SearchMixin(_Base):
             kwargs.pop(name, None)
         cache_reason = reason_against_cache(getattr(self.get_decoder(), "layers", ()))
         if config.use_cache is not False and cache_reason is not None:
-            warn_of_cache(type(self).__name__, cache_reason)
+            warn_once(
+                "%s.generate uses no cache, because %s. Set `layer_idx` of the layers to 0, 1, ... "
+                "to use the cache.",
+                type(self).__name__,
+                cache_reason,
+            )
             config.use_cache = kwargs["use_cache"] = False
         source_length, num_sentences = source_shape(model_inputs)
         terms = None
@@ -351,7 +357,13 @@ class SearchMixin(_Base):
                     f"{name} needs the inference engine, which cannot be used: {reason}."
                 )
         if modules_reason is None:
-            warn_once(type(self).__name__, reason)
+            warn_once(
+                "%s.generate uses the model's own modules, not the faster inference engine, "
+                "because %s. The translations are those of the model; engine='off' turns this "
+                "warning off.",
+                type(self).__name__,
+                reason,
+            )
         return None
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
@@ -493,27 +505,22 @@ def decoder_cache(
     return EncoderDecoderCache(self_attention_cache, DynamicCache(config=decoder.config))
 
 
+@dataclass(eq=False)
 class ChosenSearch(StoppingCriteria):
     """Choice of search and engine, in the form of a stopping criterion that never stops a search.
 
     The library's `generate` hands stopping criteria on to the search. So `SearchMixin.generate` can
     pass its choice to `_beam_search` and `_sample` as a criterion.
 
-    Args:
+    Attributes:
         length_penalty_alpha: Alpha of the paper's beam search; None for the library's search.
         engine: Inference engine, or None to run the model's modules.
         terms: For each sentence, the terms that its translation must contain, as token ids.
     """
 
-    def __init__(
-        self,
-        length_penalty_alpha: float | None,
-        engine: SearchEngine | None,
-        terms: Sequence[Sequence[Sequence[int]]] | None = None,
-    ):
-        self.length_penalty_alpha = length_penalty_alpha
-        self.engine = engine
-        self.terms = terms
+    length_penalty_alpha: float | None
+    engine: SearchEngine | None
+    terms: Sequence[Sequence[Sequence[int]]] | None = None
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Return False for each row.
@@ -631,8 +638,8 @@ class EngineModel:
         if self._rules is None or suppressed is None:
             self._step_candidates = None
             return Seq2SeqLMOutput(logits=logits.repeat_interleave(num_repeats, dim=0)[:, None])
-        candidates = self._rules.likeliest(logits, suppressed)
-        scores, tokens = (it.repeat_interleave(num_repeats, dim=0) for it in candidates)
+        candidates = self._rules.top_k_log_probs(logits, suppressed)
+        scores, tokens = (tensor.repeat_interleave(num_repeats, dim=0) for tensor in candidates)
         self._step_candidates = scores, tokens
         return Seq2SeqLMOutput(logits=scores[:, None])
 
@@ -673,39 +680,21 @@ class EngineModel:
 
 
 @functools.cache
-def warn_once(model: str, reason: str):
-    """Warn that a search runs without the inference engine, once per process and reason.
+def warn_once(message: str, *values: str | None):
+    """Warn of slower code, once per process and values.
 
     Args:
-        model: Name of the model's class.
-        reason: Clause that says why the engine cannot be used.
+        message: Warning, with a `%s` for each value.
+        values: Name of the model's class, and clause with the reason.
     """
-    logger.warning(
-        "%s.generate uses the model's own modules, not the faster inference engine, because %s. "
-        "The translations are those of the model; engine='off' turns this warning off.",
-        model,
-        reason,
-    )
-
-
-@functools.cache
-def warn_of_cache(model: str, reason: str):
-    """Warn that a search runs without a KV cache, once per process and reason.
-
-    Args:
-        model: Name of the model's class.
-        reason: Clause that says why no cache can be used.
-    """
-    logger.warning(
-        "%s.generate uses no cache, because %s. Set `layer_idx` of the layers to 0, 1, ... to use "
-        "the cache.",
-        model,
-        reason,
-    )
+    logger.warning(message, *values)
 
 
 class ModuleDecoding(Decoding):
     """Decoder that runs the model's own modules during one search.
+
+    Finished sentences stay in the batch, as in transformers: what an edited module computes for a
+    sentence may depend on the others, for example in a dynamically quantized layer.
 
     Args:
         model: A model with `GenerationMixin`.
@@ -714,6 +703,8 @@ class ModuleDecoding(Decoding):
         synced_gpus: Whether every process runs as many steps as the longest search among all
             processes.
     """
+
+    is_fixed = True
 
     def __init__(
         self,
@@ -729,15 +720,6 @@ class ModuleDecoding(Decoding):
         self.is_first_step = True
         self.step_inputs: dict[str, Any] = {}
         self.step_outputs: list[Any] = []
-        cache = model_kwargs.get(CACHE_NAME)
-        # all rows must stay for a cache of fixed size, for a class that reorders more than the
-        # cache, for outputs that contain every step, and for steps that all processes run together
-        self.is_fixed = (
-            (cache is not None and cache.is_compileable)
-            or hasattr(model, "_reorder_cache")
-            or bool(config.return_dict_in_generate)
-            or synced_gpus
-        )
         self.call_model = model
         if model._valid_auto_compile_criteria(model_kwargs, config):
             self.call_model = model.get_compiled_call(config.compile_config)
@@ -781,28 +763,21 @@ class ModuleDecoding(Decoding):
         return call_model(**self.step_inputs, return_dict=True)
 
     def reorder(self, parents: Tensor, kept_sentences: Tensor | None = None):
-        """Reorder the hypotheses after a step, and remove finished sentences.
+        """Reorder the hypotheses after a step.
 
         Args:
             parents: Index of the hypothesis that each new hypothesis continues, within its
-                sentence, [B', K].
-            kept_sentences: Indices of the sentences that stay in the batch, [B']; None if all do.
+                sentence, [B, K].
+            kept_sentences: None, because all sentences stay in the batch.
         """
-        all_sentences = torch.arange(self.num_sentences, device=parents.device)
-        sentences = all_sentences if kept_sentences is None else kept_sentences
-        rows = (sentences[:, None] * self.num_beams + parents).flatten()
         cache = self.model_kwargs.get(CACHE_NAME)
-        if kept_sentences is not None:
-            num_rows = self.num_sentences * self.num_beams
-            self.model_kwargs = {
-                name: select_rows(value, rows, num_rows)
-                for name, value in self.model_kwargs.items()
-            }
-            if cache is not None:
-                cache.reorder_cache(rows)
-        elif cache is not None and hasattr(self.model, "_reorder_cache"):
+        if cache is None:
+            return
+        sentences = torch.arange(self.num_sentences, device=parents.device)
+        rows = (sentences[:, None] * self.num_beams + parents).flatten()
+        if hasattr(self.model, "_reorder_cache"):
             self.model_kwargs[CACHE_NAME] = self.model._reorder_cache(cache, rows)
-        elif cache is not None:
+        else:
             # all beams of a sentence have the same memory, so only the keys and values of
             # self-attention are reordered
             getattr(cache, "self_attention_cache", cache).reorder_cache(rows)
@@ -911,25 +886,6 @@ def source_lengths(inputs: Mapping[str, Any]) -> Tensor:
         return mask.sum(dim=-1).long()
     length, num_sentences = source_shape(inputs)
     return torch.full((num_sentences,), length)
-
-
-def select_rows(value: Any, rows: Tensor, num_rows: int) -> Any:
-    """Select batch rows of a tensor, or of each tensor in a model output.
-
-    Args:
-        value: A tensor [num_rows, ...], a model output with such tensors, or another object.
-        rows: Indices of the rows to keep, [R].
-        num_rows: Number of rows of the batch.
-
-    Returns:
-        The selected rows [R, ...], or `value` itself if it has no batch rows.
-    """
-    if isinstance(value, Tensor):
-        return value[rows] if value.shape[:1] == (num_rows,) else value
-    if isinstance(value, dict):
-        selected = {name: select_rows(entry, rows, num_rows) for name, entry in value.items()}
-        return type(value)(**selected)
-    return value
 
 
 def set_paper_search(

@@ -19,7 +19,7 @@ import logging
 import operator
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import (
@@ -67,6 +67,8 @@ LIBRARY_WRAPPERS = {
     "context_decorator.<locals>.decorate_context",
     "deprecate_kwarg.<locals>.wrapper.<locals>.wrapped_func",
     "merge_with_config_defaults.<locals>.wrapper",
+    # torch 2.15 names a wrapper of `context_decorator` after its context
+    "no_grad",
 }
 LIBRARY_FOLDERS = tuple(str(module.__path__[0]) for module in (torch, transformers))
 # Python modules whose hooks change no result: hooks that record outputs, and hooks that make the
@@ -250,7 +252,7 @@ def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str 
         return f"has is_causal {is_causal}"
     config = attributes.get("config", model.config)
     if config is not model.config and config != model.config:
-        return "has another configuration than the model"
+        return "has a configuration other than that of the model"
     return None
 
 
@@ -606,7 +608,7 @@ class CodeComparison:
 
     Args:
         module: Module of this package, or a copy of it with the same name.
-        known: Digests of the released definitions, by name.
+        released_digests: Digests of the released definitions, by name.
     """
 
     def __init__(self, module: ModuleType, released_digests: Mapping[str, str]):
@@ -704,7 +706,7 @@ class CodeComparison:
         return True
 
 
-def _are_same_objects(before: list[Any], now: list[Any]) -> bool:
+def _are_same_objects(before: Sequence[Any], now: Sequence[Any]) -> bool:
     return len(before) == len(now) and all(map(operator.is_, before, now))
 
 
@@ -967,15 +969,3 @@ RELEASED: dict[str, dict[str, str]] = {
         "attention_in_float32": "d38cce84b67a3d61",
     },
 }
-
-__all__ = [
-    "attention_difference",
-    "computing_modules",
-    "difference_outside_layers",
-    "file_difference",
-    "first_difference",
-    "generation_difference",
-    "is_of_library",
-    "library_difference",
-    "warn_of_other_code",
-]

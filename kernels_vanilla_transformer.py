@@ -417,9 +417,7 @@ def _is_available_and_correct(library: str) -> bool:
     return True
 
 
-def likeliest(
-    logits: Tensor, count: int, suppressed: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def top_k_log_probs(logits: Tensor, count: int, suppressed: Tensor) -> tuple[Tensor, Tensor]:
     """Return the most probable tokens of each row; the logits are overwritten.
 
     Args:
@@ -431,18 +429,18 @@ def likeliest(
     Returns:
         Log-probabilities and tokens, most probable first, [rows, C] each.
     """
-    if suppressed is None or not len(suppressed):
-        best_logits, tokens = largest(logits, count)
+    if not len(suppressed):
+        best_logits, tokens = grouped_topk(logits, count)
         return best_logits - log_sum_exp_(logits, best_logits[:, :1]), tokens
     suppressed_logits = logits[:, suppressed]
     logits.index_fill_(1, suppressed, -torch.inf)
-    best_logits, tokens = largest(logits, count)
+    best_logits, tokens = grouped_topk(logits, count)
     logits.index_copy_(1, suppressed, suppressed_logits)
     highest = torch.cat((best_logits[:, :1], suppressed_logits), dim=1).amax(dim=1, keepdim=True)
     return best_logits - log_sum_exp_(logits, highest), tokens
 
 
-def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def grouped_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the largest scores of each row, as `topk` does, in one pass over a large row.
 
     A large row is divided into groups. The `count` largest scores are in the `count` groups with
@@ -559,16 +557,3 @@ def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], 
             graph.capture_end()
     current_stream.wait_stream(stream)
     return graph.replay
-
-
-__all__ = [
-    "Bf16Linear",
-    "Int8Linear",
-    "PackedLinear",
-    "PlainLinear",
-    "captured",
-    "exp_",
-    "has_bf16_instructions",
-    "is_intel",
-    "likeliest",
-]

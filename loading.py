@@ -493,14 +493,3 @@ def auto_map_address(public_class: type) -> str:
         Name of the module and name of the class, with a dot between.
     """
     return f"{public_class.__module__.rsplit('.', 1)[-1]}.{public_class.__name__}"
-
-
-__all__ = [
-    "auto_map_address",
-    "check_local",
-    "load",
-    "load_run",
-    "load_whole",
-    "read_config",
-    "read_tokenizer",
-]

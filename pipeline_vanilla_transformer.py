@@ -42,7 +42,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .engine_vanilla_transformer import settings_that_need_engine
 from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
 from .search_vanilla_transformer import length_penalty
-from .terms_vanilla_transformer import ForbiddenTerms, Spelling, token_bytes
+from .terms_vanilla_transformer import ByteVocabulary, ForbiddenTerms, token_bytes
 
 TASK = "translation"
 # default maximum number of source tokens in a batch, with padding
@@ -460,7 +460,9 @@ class TranslationPipeline(Pipeline):
         source_words: list[list[int | None]] = []
         for ids, source_length in zip(inputs["input_ids"].tolist(), source_lengths, strict=True):
             indices = word_indices(self.tokenizer, ids[:source_length])
-            source_words.append([None if it is None else it - num_prefix_words for it in indices])
+            source_words.append(
+                [None if index is None else index - num_prefix_words for index in indices]
+            )
         targets_per_source = len(target_ids) // len(source_words)
         target_words = [word_indices(self.tokenizer, ids, not is_from_search) for ids in target_ids]
         return [
@@ -597,7 +599,9 @@ class TranslationPipeline(Pipeline):
         languages = [None, None] if tokenizer_languages else self._languages()
         for (name, code), expected in zip(given_languages.items(), languages, strict=True):
             # only codes of two letters: longer codes may name a family of languages
-            is_comparable = all(isinstance(it, str) and len(it) == 2 for it in (code, expected))
+            is_comparable = all(
+                isinstance(language, str) and len(language) == 2 for language in (code, expected)
+            )
             if is_comparable and code != expected:
                 raise ValueError(
                     f"{name} must be {expected!r}: the model translates {languages[0]} to "
@@ -851,10 +855,10 @@ class TranslationPipeline(Pipeline):
         }
         results = [self.postprocess(empty_outputs, **call_settings.output_settings) for _ in texts]
         constraints = self._read_constraints(texts, call_settings)
-        prompt_ids = [it.prompt_ids[1:] for it in constraints]
+        prompt_ids = [constraint.prompt_ids[1:] for constraint in constraints]
         search_model = self._search_model(
             search_settings,
-            any(it.required_terms for it in constraints),
+            any(constraint.required_terms for constraint in constraints),
             any(self.model.config.pad_token_id in ids for ids in (*source_ids, *prompt_ids)),
         )
         output_flags = {
@@ -944,10 +948,10 @@ class TranslationPipeline(Pipeline):
         for text_value in values:
             text_items = [text_value] if name == "target_prefix" else text_value
             is_list = name == "target_prefix" or isinstance(text_value, list | tuple)
-            if not is_list or not all(isinstance(it, str) for it in text_items):
+            if not is_list or not all(isinstance(item, str) for item in text_items):
                 expected = "a text" if name == "target_prefix" else "a list of texts"
                 raise ValueError(f"{name} must be {expected}, got {text_value!r}.")
-            if name != "target_prefix" and not all(it.strip() for it in text_items):
+            if name != "target_prefix" and not all(item.strip() for item in text_items):
                 raise ValueError(f"{name} must have no empty term, got {text_value!r}.")
         return list(values)
 
@@ -960,13 +964,19 @@ class TranslationPipeline(Pipeline):
             if search_settings.get("decoder_input_ids") is not None:
                 raise ValueError("decoder_input_ids must not be given with target_prefix.")
             constraint_settings["decoder_input_ids"] = torch.tensor(
-                [it.prompt_ids for it in constraints]
+                [constraint.prompt_ids for constraint in constraints]
             )
         if constraints[0].required_terms:
-            constraint_settings["required_tokens"] = [it.required_terms for it in constraints]
+            constraint_settings["required_tokens"] = [
+                constraint.required_terms for constraint in constraints
+            ]
         if constraints[0].forbidden_terms:
-            spelling = self._made("spelling", _spelling_of, self.tokenizer, len(self.tokenizer))
-            forbid_terms = ForbiddenTerms([it.forbidden_terms for it in constraints], spelling)
+            vocabulary = self._made(
+                "vocabulary", _byte_vocabulary, self.tokenizer, len(self.tokenizer)
+            )
+            forbid_terms = ForbiddenTerms(
+                [constraint.forbidden_terms for constraint in constraints], vocabulary
+            )
             given_processors = search_settings.get("logits_processor") or ()
             constraint_settings["logits_processor"] = LogitsProcessorList(
                 [*given_processors, forbid_terms]
@@ -1036,7 +1046,7 @@ def is_for_each_text(name: str, value: Any) -> bool:
     """
     if not isinstance(value, list | tuple):
         return False
-    return name == "target_prefix" or any(isinstance(it, list | tuple) for it in value)
+    return name == "target_prefix" or any(isinstance(item, list | tuple) for item in value)
 
 
 def _join_sentences(
@@ -1066,8 +1076,8 @@ def _join_sentences(
     if output_settings.get("return_alignment"):
         joined["alignment"] = alignment
     if output_settings.get("return_scores"):
-        joined["log_probability"] = math.fsum(it["log_probability"] for it in results)
-        score_sum = math.fsum(it["score"] for it in results)
+        joined["log_probability"] = math.fsum(result["log_probability"] for result in results)
+        score_sum = math.fsum(result["score"] for result in results)
         joined["score"] = score_sum / max(1, len(results))
         joined["sentences"] = results
     return joined
@@ -1108,8 +1118,8 @@ def languages_of(task: str) -> dict[str, str]:
     return {name: code for name, code in match.groupdict().items() if code is not None}
 
 
-def _spelling_of(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> Spelling:
-    return Spelling(token_bytes(tokenizer))
+def _byte_vocabulary(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> ByteVocabulary:
+    return ByteVocabulary(token_bytes(tokenizer))
 
 
 def model_languages(
@@ -1322,6 +1332,3 @@ def register_translation_task():
 def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-__all__ = ["TranslationPipeline", "register_translation_task"]

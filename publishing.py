@@ -209,7 +209,7 @@ def _read_model_card(path: Path) -> ModelCard:
     text = read_text(path)
     try:
         return ModelCard(text)
-    # the metadata is no YAML, no mapping, or a mapping with keys that are no text
+    # the metadata is not YAML, is not a mapping, or is a mapping whose keys are not text
     except (yaml.YAMLError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} must begin with its metadata in YAML: {reason}.") from error
@@ -251,6 +251,3 @@ def _write_model_card(
             'print(translate("..."))\n```\n'
         )
     (folder / CARD_FILE).write_text(str(card), encoding="utf-8")
-
-
-__all__ = ["export_for_hub", "push_to_hub"]

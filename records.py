@@ -178,9 +178,9 @@ def check(value: Any, kind: Kind, file: str | Path, field: str = "") -> None:
         ValueError: If the value does not match; the message names the file, the field, the rule and
             the value.
     """
-    place = f"{file}: {field}" if field else str(file)
+    location = f"{file}: {field}" if field else str(file)
     if not kind.matches(value):
-        raise ValueError(f"{place} must be {kind.rule}, got {shown(value)}.")
+        raise ValueError(f"{location} must be {kind.rule}, got {shown(value)}.")
     if isinstance(value, list) and kind.other_items is not None:
         for index, item in enumerate(value):
             check(item, kind.other_items, file, f"{field}[{index}]")
@@ -188,7 +188,7 @@ def check(value: Any, kind: Kind, file: str | Path, field: str = "") -> None:
         return
     for name in kind.required:
         if name not in value:
-            raise ValueError(f"{place} must have {name}, got {shown(sorted(value))}.")
+            raise ValueError(f"{location} must have {name}, got {shown(sorted(value))}.")
     for name, entry in value.items():
         entry_kind = kind.required.get(name) or kind.optional.get(name) or kind.other_items
         entry_field = f"{field}.{shown(name)[1:-1]}" if field else shown(name)[1:-1]
@@ -197,7 +197,7 @@ def check(value: Any, kind: Kind, file: str | Path, field: str = "") -> None:
             continue
         is_allowed = is_named or re.fullmatch(kind.other_names or ".*", name, re.S)
         if entry_kind is NOTHING or not is_allowed:
-            raise ValueError(f"{place} must not have {shown(name)}.")
+            raise ValueError(f"{location} must not have {shown(name)}.")
         check(entry, entry_kind, file, entry_field)
 
 
@@ -285,7 +285,7 @@ def parse_json(text: str, file_name: str) -> Any:
         The content.
 
     Raises:
-        ValueError: If the text is no JSON, is nested too deeply, has the same name twice in a
+        ValueError: If the text is not JSON, is nested too deeply, has the same name twice in a
             mapping, or contains NaN, infinity or an integer with too many digits.
     """
     try:
@@ -309,4 +309,4 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str):
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

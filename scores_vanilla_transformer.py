@@ -89,6 +89,3 @@ def decoder_rows(model: PreTrainedModel, targets: Sequence[Sequence[int]]) -> Te
     for row, tokens in enumerate(targets):
         ids[row, 1 : len(tokens) + 1] = torch.tensor(tokens)
     return ids
-
-
-__all__ = ["decoder_rows", "token_log_probabilities"]

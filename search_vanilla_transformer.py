@@ -11,7 +11,7 @@ target with its start token.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ from transformers.generation import (
 )
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
-from .kernels_vanilla_transformer import likeliest
+from .kernels_vanilla_transformer import top_k_log_probs
 
 # processors that `TokenRules` describes, each with its released code; a program may replace it
 PROCESSORS = {
@@ -320,7 +320,8 @@ class PaperBeamSearch:
         self.padding_id = int(self.end_tokens[0] if padding_tensor is None else padding_tensor)
         # each beam may end with any of the end tokens, and K hypotheses must still stay open
         self.num_candidates = max(2, 1 + len(self.end_tokens)) * self.num_beams
-        # without rules, every token is scored, as other processors and an output of scores need it
+        # without rules every token is scored: other processors and an output of scores need all
+        # scores
         self.rules = None
         if not (config.output_scores or config.output_logits):
             self.rules = TokenRules.of(logits_processor, self.num_candidates)
@@ -383,7 +384,7 @@ class PaperBeamSearch:
         elif self._can_capture(logits, step):
             return self._take_captured_step(self.rules, logits, suppressed, step)
         else:
-            log_probs, tokens = self.rules.likeliest(logits, suppressed)
+            log_probs, tokens = self.rules.top_k_log_probs(logits, suppressed)
         self._captured = None
         self.is_finished = self.is_finished | self._advance(log_probs, tokens, step)
         return self.is_finished
@@ -406,7 +407,7 @@ class PaperBeamSearch:
         step_tensor = self.sentence_indices.new_full((1,), step)
 
         def select():
-            log_probs, tokens = rules.likeliest(logits, suppressed)
+            log_probs, tokens = rules.top_k_log_probs(logits, suppressed)
             self.is_finished |= self._advance(log_probs, tokens, step_tensor)
             open_hypotheses.overwrite(self.open)
             complete.overwrite(self.complete)
@@ -480,11 +481,11 @@ class PaperBeamSearch:
             scores = self.open.scores / self.penalties[step]
             truncated = Hypotheses(self.open.ids, self.open.origins, scores)
             self._fill_with_truncated(at_limit & ~self.is_finished, truncated)
-            # complete hypotheses come before truncated ones, whatever their scores: they are not
-            # sorted again
+            # complete hypotheses come before truncated ones even if their scores are lower, so the
+            # hypotheses are not sorted again
             self.complete = self.complete.replaced(self.is_finished[:, None], complete_before)
         # upper bound of the final score: the log-probability can only decrease, and the penalty
-        # grows or falls with the length, so it is most favorable at the next or the maximum length
+        # grows or falls with the length, so the score is highest at the next or the maximum length
         best_open = self.open.scores.amax(dim=1)
         attainable = torch.maximum(
             best_open / self.penalties[step + 1], best_open / self.penalties[self.limits]
@@ -680,12 +681,13 @@ def is_worth_shrinking(decoding: Decoding, finished_flags: Sequence[bool]) -> bo
     return not decoding.is_fixed and sum(finished_flags) >= min_finished
 
 
+@dataclass
 class TokenRules:
     """Effect of logits processors that only forbid tokens, force tokens, or renormalize.
 
     With these rules, a search can select the most probable tokens without calling the processors.
 
-    Args:
+    Attributes:
         count: C, number of tokens that a step selects for each hypothesis.
         forbidden: Pairs of a length and tokens that are forbidden in hypotheses below this length.
         forced_lengths: Lengths of hypotheses whose next token a processor forces.
@@ -694,21 +696,13 @@ class TokenRules:
             token that is not in the vocabulary.
     """
 
-    def __init__(
-        self,
-        count: int,
-        forbidden: list[tuple[float, set[int]]],
-        forced_lengths: set[int],
-        renormalizes: bool,
-        highest_bad_word: int,
-    ):
-        self.count = count
-        self.highest_bad_word = highest_bad_word
-        self.forbidden = forbidden
-        self.forced_lengths = forced_lengths
-        self.renormalizes = renormalizes
-        # sets of forbidden tokens that steps had so far, on the device
-        self._suppressed: dict[frozenset[int], Tensor] = {}
+    count: int
+    forbidden: list[tuple[float, set[int]]]
+    forced_lengths: set[int]
+    renormalizes: bool
+    highest_bad_word: int
+    # sets of forbidden tokens that steps had so far, on the device
+    _suppressed: dict[frozenset[int], Tensor] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, processors: LogitsProcessorList, count: int) -> "TokenRules | None":
@@ -754,7 +748,7 @@ class TokenRules:
             forbidden.append((end_length, set(tokens)))
         return cls(count, forbidden, forced_lengths, renormalizes, highest_bad_word)
 
-    def likeliest(self, logits: Tensor, suppressed: Tensor) -> tuple[Tensor, Tensor]:
+    def top_k_log_probs(self, logits: Tensor, suppressed: Tensor) -> tuple[Tensor, Tensor]:
         """Return the most probable allowed tokens of each row; the logits are overwritten.
 
         Args:
@@ -768,7 +762,7 @@ class TokenRules:
         if self.renormalizes and len(suppressed):
             rows.index_fill_(1, suppressed, -torch.inf)
             suppressed = suppressed[:0]
-        log_probs, tokens = likeliest(rows, self.count, suppressed)
+        log_probs, tokens = top_k_log_probs(rows, self.count, suppressed)
         shape = *logits.shape[:-1], self.count
         return log_probs.view(shape), tokens.view(shape)
 
@@ -827,25 +821,6 @@ def _is_read(criterion: StoppingCriteria) -> bool:
     return is_list_released and type(criterion).__call__ is CRITERIA.get(type(criterion))
 
 
-def longest_target(stopping_criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
-    """Return the maximum number of target tokens, the prompt included.
-
-    Args:
-        stopping_criteria: Criteria, as `generate` has prepared them.
-        config: Generation configuration, as `generate` has prepared it.
-
-    Returns:
-        The smallest maximum length among the criteria; without one, `max_length` of the
-        configuration.
-    """
-    lengths = [
-        criterion.max_length
-        for criterion in stopping_criteria
-        if type(criterion) is MaxLengthCriteria and _is_read(criterion)
-    ]
-    return min(lengths, default=config.max_length)
-
-
 def new_token_limits(
     stopping_criteria: StoppingCriteriaList,
     config: GenerationConfig,
@@ -863,19 +838,14 @@ def new_token_limits(
     Returns:
         Maximum of each sentence, at least 1, [B].
     """
-    max_new_tokens = longest_target(stopping_criteria, config) - input_ids.shape[1]
+    max_lengths = [
+        criterion.max_length
+        for criterion in stopping_criteria
+        if type(criterion) is MaxLengthCriteria and _is_read(criterion)
+    ]
+    max_new_tokens = min(max_lengths, default=config.max_length) - input_ids.shape[1]
     limits = input_ids.new_full((num_sentences,), max_new_tokens)
     for criterion in stopping_criteria:
         if isinstance(criterion, SentenceLengthCriteria) and _is_read(criterion):
             limits = torch.minimum(limits, criterion.max_new_tokens.to(limits))
     return limits.clamp(min=1)
-
-
-__all__ = [
-    "Decoding",
-    "PaperBeamSearch",
-    "SentenceLengthCriteria",
-    "gnmt_length_penalty",
-    "greedy_search",
-    "length_penalty",
-]

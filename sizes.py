@@ -172,13 +172,4 @@ def _weight_bytes(source: str | Path) -> int | None:
         if first_file is None or first_file.endswith(".json"):
             return None
         folder = Path(first_file).parent
-    return sum(it.stat().st_size for it in folder.iterdir() if it.suffix in WEIGHT_SUFFIXES)
-
-
-__all__ = [
-    "num_weights",
-    "refuse_beyond_memory",
-    "refuse_impossible",
-    "refuse_other_sizes",
-    "size_of",
-]
+    return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)

@@ -162,12 +162,12 @@ class ForbiddenTerms(LogitsProcessor):
 
     Args:
         terms: Forbidden terms of each sentence, as text; upper and lower case differ.
-        spelling: Tokens of the vocabulary as bytes.
+        vocabulary: Tokens of the vocabulary as bytes.
     """
 
-    def __init__(self, terms: Sequence[Sequence[str]], spelling: "Spelling"):
+    def __init__(self, terms: Sequence[Sequence[str]], vocabulary: "ByteVocabulary"):
         self.terms = [[term.encode() for term in sentence_terms] for sentence_terms in terms]
-        self.spelling = spelling
+        self.vocabulary = vocabulary
         self.longest_length = max(map(len, chain.from_iterable(self.terms)), default=0)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class ForbiddenTerms(LogitsProcessor):
             text_end = self._text_end(ids)
             tokens = set().union(
                 *(
-                    self.spelling.completing(term, text_end)
+                    self.vocabulary.completing(term, text_end)
                     for term in self.terms[row // rows_per_sentence]
                 )
             )
@@ -204,14 +204,14 @@ class ForbiddenTerms(LogitsProcessor):
             if len(text_end) >= self.longest_length:
                 return text_end
             # the ids of M2M100's language tokens are above those of the vocabulary
-            bytes_of_tokens = self.spelling.parts
+            bytes_of_tokens = self.vocabulary.parts
             text_end = (bytes_of_tokens[token] if token < len(bytes_of_tokens) else b"") + text_end
         # with a space before the first word too, so that a term with a leading space matches there
         return b" " + text_end
 
 
-class Spelling:
-    """Tokens of a vocabulary as bytes, with a search for the tokens that complete a term.
+class ByteVocabulary:
+    """Vocabulary as bytes, with a search for the tokens that complete a term.
 
     Args:
         parts: Bytes that each token adds, by id, as `token_bytes` returns them.
@@ -284,13 +284,3 @@ def _own_bytes(name: str) -> bytes:
         return bytes.fromhex(match[1])
     values = {character: value for value, character in bytes_to_unicode().items()}
     return bytes(values[character] for character in name if character in values)
-
-
-__all__ = [
-    "ForbiddenTerms",
-    "Spelling",
-    "TermBeamSearch",
-    "num_banks",
-    "term_matches",
-    "token_bytes",
-]

@@ -16,8 +16,8 @@ FOREIGN_PARTS = {
     "adapter": "adapters",
     "lora_": "LoRA, which must be merged first",
     "layernorm_embedding": "a norm of the embeddings (BART and mBART)",
-    "project_in_dim": "embeddings of another width than the layers",
-    "project_out_dim": "embeddings of another width than the layers",
+    "project_in_dim": "embeddings whose width differs from that of the layers",
+    "project_out_dim": "embeddings whose width differs from that of the layers",
     "adaptive_softmax": "an adaptive softmax",
     "rotary": "rotary positions (RoPE)",
     "relative": "relative positions",
@@ -65,7 +65,7 @@ def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
 
 
 def check_stored(tensor: Any, name: str, path: str | Path) -> None:
-    """Refuse a value that is no plain tensor, or whose file has fewer elements than its shape.
+    """Refuse a value that is not a plain tensor, or whose file has fewer elements than its shape.
 
     Args:
         tensor: Value that `torch.load` returned for the name.
@@ -73,7 +73,7 @@ def check_stored(tensor: Any, name: str, path: str | Path) -> None:
         path: File, for the error.
 
     Raises:
-        ValueError: If the value is no plain tensor, or not all of its elements are in the file.
+        ValueError: If the value is not a plain tensor, or not all of its elements are in the file.
     """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{path} must hold a tensor for {name}, got a {type(tensor).__name__}.")
@@ -94,6 +94,3 @@ def check_stored(tensor: Any, name: str, path: str | Path) -> None:
             f"{path} must hold all {tensor.numel():,} numbers of {name}, got {num_stored:,} that "
             f"are expanded to the shape {list(tensor.shape)}."
         )
-
-
-__all__ = ["UNREADABLE", "check_fit", "check_stored"]

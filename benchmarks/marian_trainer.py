@@ -81,7 +81,7 @@ def train_marian(
     """
     languages = (recipe.source_lang, recipe.target_lang)
     training_pairs = encode_pairs(load_main_corpus(recipe)["train"], "train", tokenizer, *languages)
-    training_pairs, _ = drop_untrainable(training_pairs, "train", recipe.max_length)
+    training_pairs = drop_untrainable(training_pairs, recipe.max_length)
     target_tokens = pair_lengths(training_pairs)[1].mean()
     training_arguments = Seq2SeqTrainingArguments(
         output_dir=str(output_dir),

@@ -194,18 +194,6 @@ class TorchTransformer(nn.Module):
         return self.dropout(scaled + self.positions[: ids.shape[1]])
 
 
-def convert_torch(module: TorchTransformer) -> PreTrainedModel:
-    """Convert torch's Transformer to a model of this package.
-
-    Args:
-        module: Model with torch's stacks.
-
-    Returns:
-        The model of this package, with the same logits.
-    """
-    return from_torch(module.stacks, module.embedding.weight)
-
-
 def build_joeynmt(config: VanillaTransformerConfig) -> nn.Module:
     """Build JoeyNMT's model.
 
@@ -293,7 +281,11 @@ PEERS = {
     MARIAN: Peer("marian", build_marian, _library_loss_sum, from_marian),
     "transformers FSMT": Peer("fsmt", build_fsmt, _library_loss_sum, from_fsmt),
     "torch.nn.Transformer": Peer(
-        "torch", TorchTransformer, _torch_loss_sum, convert_torch, "torch"
+        "torch",
+        TorchTransformer,
+        _torch_loss_sum,
+        lambda module: from_torch(module.stacks, module.embedding.weight),
+        "torch",
     ),
     "JoeyNMT": Peer("joeynmt", build_joeynmt, _joeynmt_loss_sum, None, "joeynmt.model"),
 }

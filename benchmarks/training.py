@@ -94,7 +94,10 @@ class Trainee:
                 smoothing,
             )
             return
-        tensors = self.move_to_device(batch)
+        tensors = {
+            name: tensor.to(self.device, non_blocking=True)
+            for name, tensor in batch.tensors.items()
+        }
         dtype = dtype_of(self.settings)
         with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
             if self.name == MARIAN_RANDOM:
@@ -106,20 +109,6 @@ class Trainee:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-    def move_to_device(self, batch: Batch) -> dict[str, Tensor]:
-        """Copy the tensors of a batch to the device of the model.
-
-        Args:
-            batch: Batch on the CPU.
-
-        Returns:
-            Tensors on the device.
-        """
-        return {
-            name: tensor.to(self.device, non_blocking=True)
-            for name, tensor in batch.tensors.items()
-        }
 
 
 def dtype_of(settings: TrainConfig) -> torch.dtype:
@@ -145,7 +134,7 @@ def open_accelerator(settings: TrainConfig, device: torch.device) -> Accelerator
         The accelerator of `distribution.open_accelerator`.
 
     Raises:
-        ValueError: If the accelerator has another device than the flags.
+        ValueError: If the device of the accelerator differs from that of the flags.
     """
     accelerator = distribution.open_accelerator(settings)
     if accelerator.device.type != device.type:

@@ -126,7 +126,7 @@ def read_corpus(config: TrainConfig, model_vocab_size: int | None = None) -> Cor
             f"{model_vocab_size:,}: --vocab_size makes that of the corpus smaller."
         )
     rows = encode_pairs(texts.train[0], "train", tokenizer, *languages)
-    rows, _ = drop_untrainable(rows, "train", config.max_length)
+    rows = drop_untrainable(rows, config.max_length)
     return Corpus(sentences, tokenizer, rows, *pair_lengths(rows))
 
 

@@ -155,7 +155,7 @@ def fairseq_tokenizer(
         )
     codes_file = next((folder / name for name in CODES_FILES if (folder / name).is_file()), None)
     if codes_file is None:
-        tokenizer = token_tokenizer(tokens, "<pad>", "<s>", "</s>", "<unk>", adds_eos=True)
+        tokenizer = token_tokenizer(tokens, "<pad>", adds_eos=True)
         return tokenizer, (
             f"The tokenizer reads and writes tokens with spaces between: {folder} has a dictionary "
             f"but no BPE codes ({' or '.join(CODES_FILES)})."
@@ -308,6 +308,3 @@ def _fsmt_tokenizer(tokens: list[str], codes_file: Path, languages: list[str]) -
             str(merges_file),
             eos_token="</s>",
         )
-
-
-__all__ = ["fairseq_tokenizer", "from_fairseq"]

@@ -127,7 +127,7 @@ def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, 
     """
     tokens = _vocabulary(read_checkpoint(checkpoint))
     # adds_eos=False, because OpenNMT-py adds no end token to a source
-    tokenizer = token_tokenizer(tokens, "<blank>", "<s>", "</s>", "<unk>", adds_eos=False)
+    tokenizer = token_tokenizer(tokens, "<blank>", adds_eos=False)
     return tokenizer, (
         "The tokenizer reads and writes tokens with spaces between: the checkpoint has the "
         "vocabulary, but not the BPE codes or the SentencePiece model that split text into tokens."
@@ -247,6 +247,3 @@ def _with_biases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         if name.endswith(("fc1.weight", "fc2.weight"))
     }
     return zero_biases | weights
-
-
-__all__ = ["from_opennmt", "opennmt_tokenizer"]

@@ -185,6 +185,3 @@ def _is_equal(now: Any, before: Any) -> bool:
         are_comparable = (now.device, now.dtype) == (before.device, before.dtype)
         return are_comparable and torch.equal(now, before)
     return type(now) is type(before) and now == before
-
-
-__all__ = ["SharedConversion"]

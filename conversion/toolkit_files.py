@@ -25,8 +25,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         for training settings.
 
     Raises:
-        ValueError: If the file is no checkpoint, needs another class, or stores fewer elements of a
-            tensor than its shape needs.
+        ValueError: If the file is not a checkpoint, needs another class, or stores fewer elements
+            of a tensor than its shape needs.
         OSError: If the file cannot be read.
     """
     if not Path(path).is_file():
@@ -97,32 +97,28 @@ def read_lines(path: Path) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def token_tokenizer(
-    tokens: list[str], pad: str, bos: str, eos: str, unk: str, adds_eos: bool
-) -> PreTrainedTokenizerFast:
+def token_tokenizer(tokens: list[str], pad: str, adds_eos: bool) -> PreTrainedTokenizerFast:
     """Build a tokenizer for tokenized text, which has spaces between the tokens.
 
     Args:
-        tokens: Tokens in the order of their ids.
+        tokens: Tokens in the order of their ids, with <s>, </s> and <unk>.
         pad: Padding token.
-        bos: Start token.
-        eos: End token.
-        unk: Unknown token.
         adds_eos: Whether the tokenizer adds the end token to every text.
 
     Returns:
         The tokenizer; decoded text also has spaces between the tokens.
     """
     ids = {token: token_id for token_id, token in enumerate(tokens)}
-    backend = Tokenizer(models.WordLevel(ids, unk_token=unk))
+    backend = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if adds_eos:
         backend.post_processor = processors.TemplateProcessing(
-            single=f"$A {eos}", special_tokens=[(eos, ids[eos])]
+            single="$A </s>", special_tokens=[("</s>", ids["</s>"])]
         )
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=pad, bos_token=bos, eos_token=eos, unk_token=unk
+        tokenizer_object=backend,
+        pad_token=pad,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
     )
-
-
-__all__ = ["read_checkpoint", "read_lines", "settings_of", "token_tokenizer"]

@@ -180,6 +180,3 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     add_trust_flag(parser)
     return parser
-
-
-__all__ = ["open_server", "run", "write_model", "write_site"]

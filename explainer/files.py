@@ -137,6 +137,3 @@ def corpus_of(run: str | Path | None) -> str | None:
     if not isinstance(dataset, str) or Path(dataset).exists():
         return None
     return dataset if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", dataset) else None
-
-
-__all__ = ["DESCRIPTION_FILE", "MOST_TOKENS", "corpus_of", "save_for_page"]

@@ -284,6 +284,3 @@ def _refuse_other_logits(
         )
         graph_logits = torch.from_numpy(decoder_outputs["logits"])
         refuse_difference(graph_logits, model_logits, model_logits, DIFFERS.format("ONNX Runtime"))
-
-
-__all__ = ["DECODER_FILE", "ENCODER_FILE", "run_graph", "save_graphs"]

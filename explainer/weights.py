@@ -104,6 +104,3 @@ def _external_tensor(name: str, array: np.ndarray, offset: int) -> TensorProto:
     ):
         tensor.external_data.add(key=key, value=str(value))
     return tensor
-
-
-__all__ = ["WEIGHTS_FILE", "share_weights"]

@@ -47,6 +47,3 @@ def refuse_changed_model(model: PreTrainedModel, engine: str):
             f"{engine} supports only the released model, and {difference}. Export a changed model "
             "to ONNX."
         )
-
-
-__all__ = ["DIFFERS", "refuse_changed_model"]

@@ -321,6 +321,3 @@ def _set_norm(spec: common_spec.LayerNormSpec, norm: nn.LayerNorm):
 def _array(tensor: torch.Tensor) -> np.ndarray:
     # a copy, because the engine's converter quantizes in place
     return tensor.detach().cpu().float().numpy().copy()
-
-
-__all__ = ["to_ctranslate2"]

@@ -316,6 +316,3 @@ def _reorder_features(name: str, tensor: Tensor, order: Tensor) -> Tensor:
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-__all__ = ["marian_config", "marian_generation_config", "refuse_unsupported", "to_marian"]

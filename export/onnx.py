@@ -404,18 +404,3 @@ def trace_module(
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()
     return program
-
-
-__all__ = [
-    "DECODER_FILE",
-    "DECODER_WITH_PAST_FILE",
-    "ENCODER_FILE",
-    "DecoderWithPastGraph",
-    "check_graph_logits",
-    "logits_of_graphs",
-    "run_graph",
-    "save_description",
-    "to_onnx",
-    "trace_graphs",
-    "trace_module",
-]

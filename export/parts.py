@@ -139,6 +139,3 @@ def activation_of(config: VanillaTransformerConfig, engine_names: dict[str, Name
             f"{config.activation_function!r}."
         )
     return engine_names[config.activation_function]
-
-
-__all__ = ["activation_of", "position_table", "save_tokenizer", "vocabulary"]

@@ -371,6 +371,3 @@ def _change_for_javascript(
 
 def _replacement(pattern: str, text: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": text}
-
-
-__all__ = ["MERGED_FILE", "save_tokenizer_for_javascript", "to_transformersjs"]

@@ -118,18 +118,5 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     show_study(module.sections(flags), title, flags.output_dir, pictures_folder)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Compute a study; report an error as one sentence.
-
-    Args:
-        argv: Command-line arguments; `sys.argv[1:]` by default.
-
-    Returns:
-        The exit status: 0 on success, 1 after an error, 128 plus the number of the signal after a
-        signal.
-    """
-    return run_command(run, argv)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(run))

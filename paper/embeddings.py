@@ -83,12 +83,11 @@ def one_hot_product(ids: Tensor, embedding_matrix: Tensor) -> Tensor:
     return F.one_hot(ids, len(embedding_matrix)).to(embedding_matrix.dtype) @ embedding_matrix
 
 
-def embedding_size(model: PreTrainedModel, num_positions: int = NUM_POSITIONS) -> EmbeddingSize:
+def embedding_size(model: PreTrainedModel) -> EmbeddingSize:
     """Measure the embeddings and the positional encoding of a model.
 
     Args:
-        model: Model of this package.
-        num_positions: Number of positions to measure; a learned table with fewer rows is
+        model: Model of this package; a learned table with fewer rows than `NUM_POSITIONS` is
             measured whole.
 
     Returns:
@@ -104,7 +103,7 @@ def embedding_size(model: PreTrainedModel, num_positions: int = NUM_POSITIONS) -
         d_model=d_model,
         unscaled=unscaled,
         scaled=unscaled * math.sqrt(d_model),
-        positions=_root_mean_square(model_encoding(model, num_positions)),
+        positions=_root_mean_square(model_encoding(model, NUM_POSITIONS)),
     )
 
 

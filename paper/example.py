@@ -112,16 +112,13 @@ def token_ids() -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def boxes(model: VanillaTransformerForConditionalGeneration | None = None) -> dict[str, Box]:
+def boxes() -> dict[str, Box]:
     """Run the model, and return the matrices of every box of figure 1.
-
-    Args:
-        model: Model with the sizes of `example_model`; that model by default.
 
     Returns:
         Boxes by name, from the source to the probabilities.
     """
-    model = example_model() if model is None else model
+    model = example_model()
     records = _record_modules(model)
     boxes_by_name = {}
     for stack, words in (("encoder", SOURCE), ("decoder", TARGET)):

@@ -7,6 +7,7 @@ import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -250,8 +251,8 @@ def probe_section(runs: Sequence[str], num_sentences: int, trust_remote_code: bo
         for name in layers:
             layer_results = [run_results[stack][name] for run_results in results_by_run]
             accuracies = [result.accuracy for result in layer_results]
-            mean_accuracies[name] = _mean(accuracies)
-            mean_error = _mean([result.mean_error for result in layer_results])
+            mean_accuracies[name] = fmean(accuracies)
+            mean_error = fmean([result.mean_error for result in layer_results])
             rows.append([stack, name, *accuracies, mean_accuracies[name], mean_error])
         last_layer = list(mean_accuracies)[-1]
         clauses.append(
@@ -306,10 +307,10 @@ def draw_probe(results_by_run: Sequence[Mapping[str, Mapping[str, ProbeResult]]]
             axes.plot(
                 range(len(layer_names)), accuracies, "o", color="C0", alpha=0.5, ms=4, label=label
             )
-        means = [_mean(values) for values in zip(*accuracies_by_run, strict=True)]
+        means = [fmean(values) for values in zip(*accuracies_by_run, strict=True)]
         axes.plot(range(len(layer_names)), means, color="C0", label="state, mean of the runs")
         axes.axhline(
-            _mean(word_accuracies), color="C1", linestyle="--", label="word without position"
+            fmean(word_accuracies), color="C1", linestyle="--", label="word without position"
         )
         chance = 1 / NUM_POSITIONS
         axes.axhline(chance, color="black", lw=0.8, ls=":", label=f"random guess: {chance:.2f}")
@@ -324,7 +325,7 @@ def draw_probe(results_by_run: Sequence[Mapping[str, Mapping[str, ProbeResult]]]
         *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8
     )
     last_layer = list(results_by_run[0]["encoder"])[-1]
-    mean_accuracy = _mean(
+    mean_accuracy = fmean(
         [run_results["encoder"][last_layer].accuracy for run_results in results_by_run]
     )
     write_message(
@@ -360,15 +361,15 @@ def tasks_section(seeds: Sequence[int]) -> Section:
     rows = [
         [
             name,
-            _mean([scores.accuracy for scores in chase_scores[name]]),
-            _mean([scores.loss for scores in chase_scores[name]]),
+            fmean([scores.accuracy for scores in chase_scores[name]]),
+            fmean([scores.loss for scores in chase_scores[name]]),
             *copying_losses[name],
-            _mean(copying_losses[name]),
+            fmean(copying_losses[name]),
         ]
         for name in CANDIDATES
     ]
-    ranked_names = sorted(CANDIDATES, key=lambda name: _mean(copying_losses[name]))
-    loss_phrases = [f"{_mean(copying_losses[name]):.3g} ({name})" for name in ranked_names]
+    ranked_names = sorted(CANDIDATES, key=lambda name: fmean(copying_losses[name]))
+    loss_phrases = [f"{fmean(copying_losses[name]):.3g} ({name})" for name in ranked_names]
     return Section(
         name="candidates",
         title="Candidates for a positional encoding, trained",
@@ -403,19 +404,15 @@ def draw_losses(losses_by_encoding: Mapping[str, Sequence[float]], chance: float
     figure, axes = new_figure(6.4, 3.4)
     for bar, losses in enumerate(losses_by_encoding.values()):
         labels = (None, None) if bar else ("mean of the seeds", "one seed")
-        axes.bar(bar, _mean(losses), width=0.6, color="C0", alpha=0.5, label=labels[0])
+        axes.bar(bar, fmean(losses), width=0.6, color="C0", alpha=0.5, label=labels[0])
         axes.plot([bar] * len(losses), losses, "o", color="black", ms=3, label=labels[1])
     axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="random guess")
     axes.set_xticks(range(len(losses_by_encoding)), losses_by_encoding)
     axes.set_xlabel("positional encoding")
     axes.set_ylabel("loss, nats per symbol")
-    best_encoding = min(losses_by_encoding, key=lambda name: _mean(losses_by_encoding[name]))
+    best_encoding = min(losses_by_encoding, key=lambda name: fmean(losses_by_encoding[name]))
     write_message(
         figure, f"Copying {COPIED_LENGTH} symbols: “{best_encoding}” has the lowest mean loss"
     )
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return figure
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

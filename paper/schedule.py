@@ -24,7 +24,7 @@ class Schedule(NamedTuple):
     factor: float
     max_steps: int
 
-    def rate(self, step: int) -> float:
+    def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1."""
         return learning_rate(step, self.d_model, self.warmup_steps, self.factor)
 
@@ -44,7 +44,7 @@ def draw_schedules(schedules: Mapping[str, Schedule]) -> "Figure":
         steps = {1, last_step, *range(1, last_step + 1, max(1, last_step // CURVE_POINTS))}
         if schedule.warmup_steps <= last_step:
             steps.add(schedule.warmup_steps)
-        axes.plot(sorted(steps), list(map(schedule.rate, sorted(steps))), label=name)
+        axes.plot(sorted(steps), list(map(schedule.learning_rate, sorted(steps))), label=name)
     axes.set_xlabel("step")
     axes.set_ylabel("learning rate")
     axes.set_ylim(bottom=0)
@@ -89,10 +89,11 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
             config.learning_rate_factor,
             config.max_steps,
         )
-    peak_rates = {
-        recipe: schedule.rate(schedule.warmup_steps) for recipe, schedule in schedules.items()
+    peaks = {
+        recipe: schedule.learning_rate(schedule.warmup_steps)
+        for recipe, schedule in schedules.items()
     }
-    highest_recipe = max(peak_rates, key=peak_rates.__getitem__)
+    highest_recipe = max(peaks, key=peaks.__getitem__)
     yield Section(
         name="schedule",
         title="Learning rate at each step",
@@ -100,7 +101,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         "moments are rough. Then it falls with the inverse square root of the step. It is "
         "proportional to the inverse square root of d_model, so a wider model gets a lower "
         f"learning rate. {highest_recipe} has the highest learning rate here, "
-        f"{peak_rates[highest_recipe]:.2e} at step {schedules[highest_recipe].warmup_steps:,}.",
+        f"{peaks[highest_recipe]:.2e} at step {schedules[highest_recipe].warmup_steps:,}.",
         columns=(
             "recipe",
             "d_model",
@@ -111,7 +112,12 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
             "last learning rate",
         ),
         rows=[
-            [recipe, *schedule, peak_rates[recipe], schedule.rate(schedule.max_steps)]
+            [
+                recipe,
+                *schedule,
+                peaks[recipe],
+                schedule.learning_rate(schedule.max_steps),
+            ]
             for recipe, schedule in schedules.items()
         ],
         figure=draw_schedules(schedules),

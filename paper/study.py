@@ -250,9 +250,9 @@ def _numeric_columns(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> l
 
 
 def _is_numeric_column(column: Iterable[Any]) -> bool:
-    filled_cells = [value for value in column if value is not None]
-    return bool(filled_cells) and all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in filled_cells
+    nonempty_cells = [value for value in column if value is not None]
+    return bool(nonempty_cells) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in nonempty_cells
     )
 
 

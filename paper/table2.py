@@ -177,20 +177,16 @@ def attention_flops_per_query_and_key(layers: nn.Module) -> int:
     )
 
 
-def sustained_flops(
-    hours: float, num_gpus: int = NUM_GPUS, teraflops: float = TFLOPS_PER_GPU
-) -> float:
+def sustained_flops(hours: float) -> float:
     """Estimate training FLOPs as the paper does: time x GPUs x sustained FLOP/s.
 
     Args:
         hours: Training time, in hours.
-        num_gpus: Number of GPUs.
-        teraflops: Sustained speed of one GPU, in TFLOP/s.
 
     Returns:
         Estimated FLOPs.
     """
-    return hours * 3600 * num_gpus * teraflops * TERA
+    return hours * 3600 * NUM_GPUS * TFLOPS_PER_GPU * TERA
 
 
 class ScoredRun(NamedTuple):

@@ -145,19 +145,6 @@ def time_losses(model: PreTrainedModel, source: Tensor, labels: Tensor) -> dict[
     return timed_losses
 
 
-def demo_pairs(count: int) -> list[tuple[str, str]]:
-    """Return sentence pairs of the demo's corpus.
-
-    Args:
-        count: Number of pairs.
-
-    Returns:
-        English and German sentences.
-    """
-    rows = build_demo_corpus(train=count, validation=1, test=1)["train"]["translation"]
-    return [(row["en"], row["de"]) for row in rows]
-
-
 def random_model(
     pairs: Sequence[tuple[str, str]], seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -226,7 +213,8 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         raise ValueError(f"lengths must be at least 1, got {min(flags.lengths)}.")
     pairs = []
     if flags.sentence is None or flags.model is None:
-        pairs = demo_pairs(NUM_VOCABULARY_PAIRS)
+        splits = build_demo_corpus(train=NUM_VOCABULARY_PAIRS, validation=1, test=1)
+        pairs = [(row["en"], row["de"]) for row in splits["train"]["translation"]]
     if flags.model is None:
         model, tokenizer = random_model(pairs, flags.seed)
     else:

@@ -142,8 +142,8 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "models",
         nargs="+",
         metavar="MODEL",
-        help="run folder, model folder or Hub name; SOURCE-TARGET=MODEL names its languages, as in "
-        "en-de=runs/demo, for a model that does not, or for one pair of a multilingual model",
+        help="run folder, model folder or Hub name; SOURCE-TARGET=MODEL gives the languages of a "
+        "model that does not name them, or one pair of a multilingual model, as in en-de=runs/demo",
     )
     parser.add_argument("--host", default=HOST, help="address to listen on (default: %(default)s)")
     parser.add_argument(

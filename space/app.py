@@ -145,7 +145,7 @@ class Setting(NamedTuple):
             The value.
 
         Raises:
-            ValueError: If the value is no number or outside the range.
+            ValueError: If the value is not a number or is outside the range.
         """
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (is_number and self.lowest <= value <= self.highest):

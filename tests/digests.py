@@ -5,19 +5,18 @@ other versions stay.
 """
 
 import pprint
+import re
 import sys
 from pathlib import Path
 
 import transformers
 
-from vanilla_transformer.conversion.library_code import LIBRARY_CODE
+from vanilla_transformer.conversion.library_code import DIFFERENT, library_digests
 from vanilla_transformer.identity_vanilla_transformer import digests_of
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "identity_vanilla_transformer.py"
 LIBRARY_TABLE = ROOT / "conversion" / "library_code.py"
-BEGIN, END = "RELEASED: dict[str, dict[str, str]] = ", "\n\n__all__"
-LIBRARY_BEGIN = "LIBRARY_CODE: dict[str, dict[str, dict[str, str]]] = "
 # released files, and the names that the engine depends on; all names if there is no list
 FILES: dict[str, tuple[str, ...]] = {
     "modeling_vanilla_transformer.py": (),
@@ -49,19 +48,35 @@ def current_library_digests():
 
 def main():
     """Rewrite the tables of digests."""
-    text = TABLE.read_text(encoding="utf-8")
-    begin, end = text.index(BEGIN) + len(BEGIN), text.rindex(END)
-    TABLE.write_text(text[:begin] + written(current_digests()) + text[end:], encoding="utf-8")
-    versions = {**LIBRARY_CODE, VERSION: current_library_digests()}
-    text = LIBRARY_TABLE.read_text(encoding="utf-8")
-    begin = text.index(LIBRARY_BEGIN) + len(LIBRARY_BEGIN)
-    table = written(dict(sorted(versions.items())))
-    LIBRARY_TABLE.write_text(text[:begin] + table + "\n", encoding="utf-8")
+    write_table(TABLE, "RELEASED", current_digests())
+    versions = {version: library_digests(version) for version in DIFFERENT}
+    versions = dict(sorted({**versions, VERSION: current_library_digests()}.items()))
+    shared = {
+        module: {
+            name: digest
+            for name, digest in table.items()
+            if all(it[module].get(name) == digest for it in versions.values())
+        }
+        for module, table in versions[VERSION].items()
+    }
+    different = {
+        version: {
+            module: {name: digest for name, digest in table.items() if name not in shared[module]}
+            for module, table in tables.items()
+        }
+        for version, tables in versions.items()
+    }
+    write_table(LIBRARY_TABLE, "SHARED", shared)
+    write_table(LIBRARY_TABLE, "DIFFERENT", different)
 
 
-def written(table):
-    """Write a table as Python, which the formatter then puts into lines."""
-    return pprint.pformat(table, sort_dicts=False)
+def write_table(path, name, table):
+    """Replace a table of a file as Python, which the formatter then puts into lines."""
+    text = path.read_text(encoding="utf-8")
+    before, line, after = re.split(f"^({name}: .* = )", text, maxsplit=1, flags=re.M)
+    rest = after.partition("\n}\n")[2]
+    lines = pprint.pformat(table, sort_dicts=False)[1:-1]
+    path.write_text(f"{before}{line}{{\n{lines}\n}}\n{rest}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ try:
 finally:
     for program in busy:
         program.kill()
-shared_cores._stop_idle_teams()
+shared_cores._teams_end.set()
 time.sleep(0.5)
 print(alone, beside, threads())
 """

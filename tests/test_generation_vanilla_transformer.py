@@ -152,7 +152,8 @@ def test_batch_size_and_order_do_not_change_a_translation(model):
         assert without_padding(alone)[0] == together[row]
 
 
-def test_finished_sentences_leave_the_batch(model, source, monkeypatch):
+def test_finished_sentences_stay_in_the_batch_of_the_modules(model, source, monkeypatch):
+    # an edited module may compute something else from a smaller batch
     rows = []
     forward = type(model).forward
 
@@ -161,11 +162,9 @@ def test_finished_sentences_leave_the_batch(model, source, monkeypatch):
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(type(model), "forward", counting)
-    # the engine has its own test
-    model.generate(**source, **PAPER, engine="off")
-    assert rows[0] == 16
-    assert rows == sorted(rows, reverse=True)
-    assert rows[-1] < 16
+    lengths = model.generate(**source, **PAPER, engine="off").ne(0).sum(dim=1)
+    assert len(lengths.unique()) > 1
+    assert set(rows) == {16}
 
 
 def test_the_source_length_bounds_every_translation(model, source):

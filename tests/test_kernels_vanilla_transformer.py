@@ -15,9 +15,9 @@ from vanilla_transformer import kernels_vanilla_transformer as kernels
 def test_the_largest_are_those_of_topk(rows, count, size, seed):
     scores = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
     expected = scores.topk(count, dim=1)
-    values, places = kernels.largest(scores, count)
+    values, indices = kernels.grouped_topk(scores, count)
     assert values.tolist() == expected.values.tolist()
-    assert places.tolist() == expected.indices.tolist()
+    assert indices.tolist() == expected.indices.tolist()
 
 
 @pytest.mark.parametrize("shift", [0.0, 50.0, 500.0, -500.0])

@@ -38,7 +38,7 @@ import vanilla_transformer
 from vanilla_transformer import TranslationPipeline, loading
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import modeling_vanilla_transformer as modeling
-from vanilla_transformer.conversion.library_code import LIBRARY_CODE
+from vanilla_transformer.conversion.library_code import library_digests
 from vanilla_transformer.engine_vanilla_transformer import (
     SearchEngine,
     probe,
@@ -356,6 +356,15 @@ def put_layers_around_the_head(model):
     model.lm_head = nn.Sequential(model.lm_head, Doubled())
 
 
+def subtract_the_mean_of_the_batch(model):
+    class Centered(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return y - 0.9 * y.mean(dim=0)
+
+    model.lm_head.__class__ = Centered
+
+
 CHANGES = {
     add_hook: "model.decoder.layers.0 has a forward hook",
     patch_forward: "model.encoder.layers.1.feed_forward has its own forward",
@@ -369,6 +378,7 @@ CHANGES = {
     quantize: "v_proj is of the class torch.ao.nn.quantized.dynamic",
     add_adapter: "model.encoder.layers.0.self_attention.v_proj is of the class peft",
     put_layers_around_the_head: "lm_head is of the class torch.nn.modules",
+    subtract_the_mean_of_the_batch: f"lm_head is of the class {__name__}",
 }
 
 
@@ -406,7 +416,7 @@ def test_layers_that_would_share_a_cache_are_searched_without_one(change, tokeni
     model = make_model(tokenizer, decoder_layers=2)
     before = logits(model, tokenizer)
     change(model)
-    generation.warn_of_cache.cache_clear()
+    generation.warn_once.cache_clear()
     told = []
     monkeypatch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
     assert "cache indices" in reason_against_engine(model)
@@ -468,7 +478,7 @@ def narrow_heads(model):
 
 UNPADDED = {
     look_ahead: "model.encoder.layers.0.self_attention has is_causal True",
-    own_configuration: "model.encoder has another configuration than the model",
+    own_configuration: "model.encoder has a configuration other than that of the model",
     plain_weight: "fc1 has a weight that is not a parameter",
     weight_as_buffer: "fc1 has a weight that is not a parameter",
     forbid_a_token_and_scale: "the logits of the engine differ",
@@ -885,7 +895,7 @@ def test_the_digests_are_those_of_the_released_code():
 
 
 def test_the_digests_of_the_library_are_those_of_the_installed_version():
-    assert digests.current_library_digests() == LIBRARY_CODE[digests.VERSION]
+    assert digests.current_library_digests() == library_digests(digests.VERSION)
 
 
 def test_train_toys_are_released():

@@ -55,7 +55,7 @@ def test_content_that_matches_its_description_is_read(more, tmp_path):
             '{"step": 3, "names": ["a"], "loss": 1e999}',
             r"loss must be a number of at most 2\^63 - 1 in size or null",
         ),
-        ('{"step": 3, "names": ["a"], "loss": NaN}', "must be JSON, .* NaN is no number of JSON"),
+        ('{"step": 3, "names": ["a"], "loss": NaN}', "must be JSON, .* NaN is not a JSON number"),
         ('{"step": 3, "names": ["a"], "sizes": {"../a": 1}}', "sizes must not have '../a'"),
         ('{"step": 3, "step": 4, "names": ["a"]}', "must be JSON, .* 'step' is given twice"),
         ("[" * 100_000, "file.json must be JSON, got lists or mappings that are too deep"),

@@ -10,8 +10,8 @@ import vanilla_transformer
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.cli import main
 from vanilla_transformer.terms_vanilla_transformer import (
+    ByteVocabulary,
     ForbiddenTerms,
-    Spelling,
     term_matches,
     token_bytes,
 )
@@ -171,7 +171,7 @@ def test_the_bytes_of_a_character_do_not_spell_a_forbidden_term():
     *begun, last, _ = tokenizer("dö")["input_ids"]
     assert b"".join(parts[token] for token in begun) == b" d\xc3"
     assert parts[last] == b"\xb6"
-    forbid = ForbiddenTerms([["ö"], ["dö"], ["do"]], Spelling(parts))
+    forbid = ForbiddenTerms([["ö"], ["dö"], ["do"]], ByteVocabulary(parts))
     scores = forbid(torch.tensor([[1, *begun]] * 3), torch.zeros(3, len(parts)))
     assert (scores[:2, last] == -torch.inf).all()
     assert scores[2, last] == 0

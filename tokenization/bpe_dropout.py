@@ -62,7 +62,7 @@ class BpeDropout:
         """Segment a word: repeat the merge of highest priority among those that are not skipped.
 
         Args:
-            word: Word in byte-level spelling.
+            word: Word, written in the byte symbols of ByteLevel.
             generator: Random number generator.
 
         Returns:

@@ -178,6 +178,3 @@ def _parse_fields(message: bytes) -> dict[int, list]:
     if position != len(message):
         raise ValueError
     return fields
-
-
-__all__ = ["read_sentence_pieces"]

@@ -176,13 +176,13 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             unicodedata.normalize("NFC", str(token))
             for token in self._tokenizer.get_added_tokens_decoder().values()
         }
-        spelling_steps = [
+        added_token_steps = [
             decoders.Replace(Regex(f"^{re.escape(token)}$"), _byte_symbols(token))
             for token in sorted(added_tokens)
             if _is_of_byte_symbols(token) and token not in vocab
         ]
         self._tokenizer.decoder = decoders.Sequence(
-            [*spelling_steps, decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
+            [*added_token_steps, decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
         )
 
     def __setstate__(self, state: dict):
@@ -235,7 +235,7 @@ def symbol_token(symbol: str) -> str:
         symbol: Word without a space.
 
     Returns:
-        Token in byte-level spelling.
+        Token, written in the byte symbols of ByteLevel.
 
     Raises:
         ValueError: If the symbol is not a word.

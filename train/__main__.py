@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 
 from ..console import EXIT_SIGNAL, run_command
 from .recipe import MEASURED_PREVIEW, parse_arguments
@@ -43,17 +44,9 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
     return 0 if signal_number is None else EXIT_SIGNAL + signal_number
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Train, and print an error as one sentence.
-
-    Args:
-        argv: Command-line arguments; those of the process if not given.
-
-    Returns:
-        0 if the run is finished, 1 after an error, 128 plus the number of the signal that stopped
-        the run.
-    """
-    return run_command(run, argv)
+# shows an error as one sentence, and returns the exit status: 0, 1 after an error, or 128 plus the
+# number of the signal that stopped the run
+main = partial(run_command, run)
 
 
 if __name__ == "__main__":

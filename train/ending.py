@@ -355,15 +355,3 @@ def _end_process(
         os.write(2, text.encode())
     # not an exception: the main thread waits for the stalled process, and would not handle it
     os._exit(1)
-
-
-__all__ = [
-    "SIGNALS",
-    "STARTER_VARIABLE",
-    "StopRequests",
-    "ending_if_stalled",
-    "ignore_signals",
-    "naming_a_dead_worker",
-    "noticing_requests",
-    "print_after_launcher",
-]

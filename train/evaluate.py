@@ -387,7 +387,7 @@ def _refuse_other_languages(recipe: TrainConfig, *languages: str):
     """Refuse languages that are not those of a run; only codes of two letters are certain."""
     run_languages = (recipe.source_lang, recipe.target_lang)
     for name, code in zip(("source_lang", "target_lang"), languages, strict=True):
-        is_certain = all(len(it) == 2 for it in (code, *run_languages))
+        is_certain = all(len(language) == 2 for language in (code, *run_languages))
         if is_certain and code not in run_languages:
             raise ValueError(
                 f"{name} must be {' or '.join(run_languages)}, the languages of the run, got "
@@ -401,7 +401,7 @@ def _check_test_set(
     sacrebleu: str | None,
     dataset_arguments: Mapping[str, Any],
 ) -> str | None:
-    """Refuse several test sets at once; return the name of one that is no dataset, or None."""
+    """Refuse several test sets at once; return the name of one that is not a dataset, or None."""
     if (source is None) != (not references):
         missing_argument = "source" if source is None else "reference"
         raise ValueError(f"source and reference must be given together, got no {missing_argument}.")
@@ -847,8 +847,8 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
         "paper counted it.",
     )
     parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
-    parser.add_argument("--split", help="split of the dataset (test)")
-    parser.add_argument("--dataset", help="another dataset than the run's own")
+    parser.add_argument("--split", help="split of the dataset to translate (test)")
+    parser.add_argument("--dataset", help="dataset to translate instead of the run's own")
     parser.add_argument("--name", help="configuration of the dataset")
     parser.add_argument("--revision", help="commit, branch or tag of a dataset on the Hub")
     parser.add_argument(

@@ -204,7 +204,7 @@ def load_rows(
         )
         for split in splits
     }
-    rows["train"], _ = drop_untrainable(rows["train"], "train", options.max_length)
+    rows["train"] = drop_untrainable(rows["train"], options.max_length)
     return rows
 
 
@@ -535,16 +535,8 @@ def run(argv: list[str]):
         sys.stdout.write("".join(f"{name} = {value}\n" for name, value in scores.items()))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run fine-tuning as a command, and report an error as one sentence on stderr.
-
-    Args:
-        argv: Arguments of the command line; by default those of the process.
-
-    Returns:
-        Exit status: 0, or 1 after an error.
-    """
-    return run_command(run, argv)
+# shows an error as one sentence on stderr, and returns the exit status: 0, or 1 after an error
+main = partial(run_command, run)
 
 
 if __name__ == "__main__":

@@ -179,8 +179,8 @@ def _run_steps(run: Run, requests: StopRequests) -> tuple[int, int] | None:
                 run.progress.bar.total = run.expected_last_step(step)
             if step % config.eval_every_steps == 0 or is_last:
                 evaluate_step(run, step)
-            # a single process also obeys a signal that came during logging or evaluation; several
-            # processes first have to agree, in `_reasons_to_end`
+            # a single process also stops at a signal that came during logging or evaluation;
+            # several processes first have to agree, in `_reasons_to_end`
             is_stop_requested = is_stop_requested or (
                 is_single_process and requests.pending() is not None
             )
@@ -207,10 +207,10 @@ def _run_steps(run: Run, requests: StopRequests) -> tuple[int, int] | None:
 
 
 def _reasons_to_end(run: Run, requests: StopRequests, step: int) -> tuple[bool, bool, int]:
-    """Return whether a signal asks for the end, whether `max_minutes` are over, and `due_cooldown`.
+    """Return whether a signal asks for the end, whether the time is over, and `due_cooldown`.
 
-    With several processes, the values are those of the step before: to read the reduced values of
-    this step, the host would have to wait for the device.
+    With several processes, the values are those of the previous step: to read the reduced values
+    of this step, the host would have to wait for the device.
     """
     # clocks differ, so only the main process decides on a cooldown; the others add 0 to the sum
     cooldown_steps = run.due_cooldown(step) if run.accelerator.is_main_process else 0
@@ -237,13 +237,14 @@ def _begin_cooldown(run: Run, step: int, cooldown_steps: int):
     run.scheduler = make_scheduler(run.optimizer, run.learning_rate, steps_done=step)
     run.progress.write(step=step, cooldown_steps=cooldown_steps)
     logger.info(
-        "The cooldown begins after step %d and takes %d steps, as long as max_minutes allows.",
+        "The cooldown begins after step %d and takes %d steps, or fewer if max_minutes ends the "
+        "run.",
         step,
         cooldown_steps,
     )
     if step < run.config.warmup_steps:
         logger.warning(
-            "The warm-up of %d steps is longer than max_minutes allow: the learning rate does not "
+            "The warm-up of %d steps is longer than max_minutes allows: the learning rate does not "
             "reach its highest value. `vanilla-transformer new` with --max_minutes writes a recipe "
             "for this time.",
             run.config.warmup_steps,
@@ -251,7 +252,7 @@ def _begin_cooldown(run: Run, step: int, cooldown_steps: int):
 
 
 def _refuse_short_time(run: Run, step: int):
-    # several processes notice one step late that the time is over, so step 2 is refused too
+    # several processes exchange the end of the time one step late, so step 2 is refused too
     if step > min(run.accelerator.num_processes, 2):
         return
 
@@ -517,7 +518,7 @@ def save_step(run: Run, step: int, is_stop: bool = False):
     optimizer_state = distribution.gather_optimizer_state(run.accelerator, run.model, run.optimizer)
     moving_average = None
     if run.moving_average is not None:
-        moving_average = distribution.gather_tensors(run.moving_average.tensors())
+        moving_average = distribution.gather_tensors(run.moving_average.averages)
     distribution.in_all_processes(lambda: _refuse_not_finite(step, weights, moving_average))
     if run.accelerator.is_main_process:
         run.progress.to_disk()

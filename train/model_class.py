@@ -341,13 +341,3 @@ def set_search(model: PreTrainedModel, config: "TrainConfig"):
         length_penalty=config.length_penalty_alpha,
         max_length=min(max_positions, config.max_length + config.max_extra_tokens),
     )
-
-
-__all__ = [
-    "copy_model_file",
-    "make_config",
-    "make_model",
-    "model_class_of",
-    "set_search",
-    "try_model",
-]

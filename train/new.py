@@ -173,8 +173,8 @@ SETTING_REASONS = {
     "run, in the same share of all steps.",
     "cooldown_steps": "The learning rate decays linearly to zero at the end, in the same share of "
     "all steps.",
-    "bpe_dropout": "BPE-dropout: words are split into tokens at random, differently in each "
-    "epoch, which makes up for some of the text that so few pairs lack.",
+    "bpe_dropout": "BPE-dropout: words are split into tokens at random, in several ways that the "
+    "epochs use in turn, which makes up for some of the text that so few pairs lack.",
     "max_grad_norm": "A gradient with a larger norm is clipped: one batch cannot spoil the model.",
     "eval_every_steps": "Steps between two evaluations of the validation loss.",
     "save_every_steps num_averaged_checkpoints": "The model of the run is the mean of its last "
@@ -407,11 +407,11 @@ def _measure_steps_in(minutes: float, config: TrainConfig) -> tuple[int, float]:
 def recipe_for(
     path: Path, corpus_settings: Mapping[str, Any], counts: Counts, minutes: float | None = None
 ) -> str:
-    """Return a recipe with the reason of each choice.
+    """Return a recipe with the reason for each setting.
 
     Args:
         path: Path of the recipe.
-        corpus: Settings of the corpus.
+        corpus_settings: Settings of the corpus.
         counts: Counts from `count_pairs`.
         minutes: Minutes of training; a few steps are then trained to measure their time.
 

@@ -79,8 +79,8 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_object(node, deep)
 
     @staticmethod
-    def _refuse_yaml(problem: str, place: yaml.Event | yaml.Node) -> NoReturn:
-        raise yaml.constructor.ConstructorError(None, None, problem, place.start_mark)
+    def _refuse_yaml(problem: str, node: yaml.Event | yaml.Node) -> NoReturn:
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def _parse_yaml(text: str, subject: str, expected: str) -> Any:

@@ -134,7 +134,7 @@ class Run:
 
     @property
     def is_time_over(self) -> bool:
-        """Whether the run has trained for `max_minutes`."""
+        """Return whether the run has trained for `max_minutes`."""
         minutes = self.config.max_minutes
         return minutes is not None and self.seconds >= 60 * minutes
 
@@ -179,7 +179,7 @@ class Run:
 
     @property
     def is_patience_over(self) -> bool:
-        """Whether `patience` checkpoints in a row were no better than the best one."""
+        """Return whether `patience` checkpoints in a row were no better than the best one."""
         patience = self.config.patience
         return (
             patience is not None
@@ -189,7 +189,7 @@ class Run:
 
     @property
     def was_finished_at_start(self) -> bool:
-        """Whether the run was finished before this process began."""
+        """Return whether the run was finished before this process began."""
         minutes = self.config.max_minutes
         is_time_over = minutes is not None and self.seconds_before >= 60 * minutes
         return self.steps_done == self.last_step or is_time_over or self.is_patience_over
@@ -369,7 +369,7 @@ def _prepare_folder(
         tokenizer = prepare_tokenizer(config, texts, is_resumed=checkpoint is not None)
         return checkpoint, changes, tokenizer, prepare_data(config, texts, tokenizer)
     except ValueError:
-        # if the user corrects the corpus, the run needs another vocabulary than the one just made
+        # if the user corrects the corpus, the vocabulary that was just made no longer fits
         for path in filter(Path.exists, new_paths):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise

@@ -37,7 +37,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     parser = pairs_parser(
         prog,
         "Compute the log-probability of each translation, and write it to stdout: natural "
-        "logarithm, tab, the same divided by the length penalty of the model's search.",
+        "logarithm, tab, this logarithm divided by the length penalty of the model's search.",
     )
     parser.add_argument(
         "--jsonl",
@@ -93,13 +93,13 @@ def pairs_parser(prog: str, description: str) -> argparse.ArgumentParser:
 
 
 def load_with_pairs(
-    settings: dict[str, Any], doing: str
+    settings: dict[str, Any], progress_text: str
 ) -> tuple[TranslationPipeline, Iterator[tuple[list[str], list[str]]]]:
     """Load a model, and read the pairs that it can process, with a progress bar.
 
     Args:
         settings: Parsed arguments of `pairs_parser`; all except the languages are removed.
-        doing: Text of the progress bar.
+        progress_text: Text of the progress bar.
 
     Returns:
         Pipeline, and an iterator over lists of sources and targets. If a line is not UTF-8 or is
@@ -114,17 +114,17 @@ def load_with_pairs(
     num_lines = _count_lines(files)
     trust_remote_code = settings.pop("trust_remote_code")
     pipeline = load(settings.pop("run"), trust_remote_code=trust_remote_code)
-    return pipeline, _read_pairs(pipeline, files, num_lines, doing)
+    return pipeline, _read_pairs(pipeline, files, num_lines, progress_text)
 
 
 def _read_pairs(
-    pipeline: TranslationPipeline, files: list[Path], num_lines: int, doing: str
+    pipeline: TranslationPipeline, files: list[Path], num_lines: int, progress_text: str
 ) -> Iterator[tuple[list[str], list[str]]]:
     windows = zip(
         *(fitting_lines(_read_windows(path), pipeline, str(path)) for path in files), strict=True
     )
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
-    with tqdm(total=num_lines, desc=doing, unit=" lines", disable=is_hidden) as bar:
+    with tqdm(total=num_lines, desc=progress_text, unit=" lines", disable=is_hidden) as bar:
         for sources, targets in windows:
             yield sources, targets
             bar.update(len(sources))

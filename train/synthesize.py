@@ -377,7 +377,7 @@ def _make_parser(command: str, prog: str) -> argparse.ArgumentParser:
         parser.add_argument(
             f"--{side}_lang",
             default=None,
-            help=f"{side} language of MODEL, if it is no run folder",
+            help=f"{side} language of MODEL, if MODEL is not a run folder",
         )
     pair_group = parser.add_argument_group("pairs")
     pair_group.add_argument(
@@ -433,7 +433,7 @@ def _make_task(command: str, flags: dict[str, Any]) -> Task:
     missing_flags = [f"{side}_lang" for side, flag_value in languages.items() if not flag_value]
     if missing_flags:
         raise ValueError(
-            f"{' and '.join(missing_flags)} must be given for {model}, which is no run."
+            f"{' and '.join(missing_flags)} must be given for {model}, which is not a run folder."
         )
     if languages["source"] == languages["target"]:
         raise ValueError(f"target_lang must differ from source_lang, got {languages['target']!r}.")

@@ -321,8 +321,8 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--scores",
         action="store_true",
         default=False,
-        help="add the log-probability of a translation, and the same divided by the length "
-        "penalty: NUMBER ||| TRANSLATION ||| LOG-PROBABILITY ||| SCORE",
+        help="add the log-probability of a translation, and its score, the log-probability divided "
+        "by the length penalty: NUMBER ||| TRANSLATION ||| LOG-PROBABILITY ||| SCORE",
     )
     output_group.add_argument(
         "--alignment",
@@ -335,8 +335,8 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--jsonl",
         action="store_true",
         default=False,
-        help="write a JSON object for each line, with scores and those of each token if --scores "
-        "is given, and with the alignment if --alignment is",
+        help="write a JSON object for each line: --scores adds the scores of the translation and "
+        "of each token, --alignment the alignment",
     )
     add_search_flags(parser)
     add_trust_flag(parser)
@@ -414,7 +414,9 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
             if writes_jsonl:
                 yield json.dumps({"source": line, "translations": translations}, ensure_ascii=False)
             elif is_n_best:
-                yield from n_best_lines(number, translations)
+                # an n-best list of Moses and Marian
+                for translation in translations:
+                    yield " ||| ".join([str(number), *output_fields(translation)])
             else:
                 yield " ||| ".join(output_fields(translations[0]))
 
@@ -538,20 +540,6 @@ def _translate_subtitles(
     results = _translate_groups(pipeline, [texts], name, search, glossary)
     for subtitle, (_, translations) in zip(subtitles, results, strict=True):
         yield format_translated_subtitle(subtitle, one_line(translations[0]["translation_text"]))
-
-
-def n_best_lines(number: int, translations: list[dict[str, Any]]) -> Iterator[str]:
-    """Write translations as an n-best list of Moses and Marian.
-
-    Args:
-        number: Number of the source line, from 0.
-        translations: Results of the pipeline, with or without scores.
-
-    Yields:
-        A line for each translation, with fields between " ||| ".
-    """
-    for translation in translations:
-        yield " ||| ".join([str(number), *output_fields(translation)])
 
 
 def output_fields(result: Mapping[str, Any]) -> list[str]:

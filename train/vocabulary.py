@@ -43,7 +43,7 @@ def prepare_tokenizer(
     Raises:
         ValueError: If the tokenizer cannot be loaded, has too many unknown tokens in the text, was
             learned with other settings or from other text, or differs from the tokenizer in the run
-            folder; or if a file that is no file of a run would be replaced.
+            folder; or if a file that does not belong to a run would be replaced.
     """
     folder = config.folder
     tokenizer_folder = folder / "tokenizer"

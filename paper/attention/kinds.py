@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Kind(NamedTuple):
-    """One of the three uses of attention. Section 3.2.3.
+    """A use of attention in the model: encoder, decoder or encoder-decoder. Section 3.2.3.
 
     Attributes:
         title: Name of the attention in headings, as in the paper.

@@ -1,6 +1,7 @@
 """Attention with and without positions: two word orders, a word-order task, longer sentences."""
 
 import math
+from statistics import fmean
 
 import torch
 
@@ -78,10 +79,7 @@ def order_accuracies(seed: int, full: bool = False) -> Section:
         name: [order_task.who_chases_whom(name, run_seed, training).accuracy for run_seed in seeds]
         for name in TASK_ENCODINGS
     }
-    means = {
-        name: sum(seed_accuracies) / len(seed_accuracies)
-        for name, seed_accuracies in accuracies.items()
-    }
+    means = {name: fmean(seed_accuracies) for name, seed_accuracies in accuracies.items()}
     return Section(
         name="order-task",
         title="A task of order, with and without positions",

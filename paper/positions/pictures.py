@@ -5,6 +5,7 @@ Shapes: N positions, d features of an encoding.
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -597,7 +598,7 @@ def draw_accuracies(
 
     figure, axes = new_figure(6.4, 3.6)
     for bar, accuracies in enumerate(accuracies_by_encoding.values()):
-        axes.bar(bar, sum(accuracies) / len(accuracies), width=0.6, color=f"C{bar}", alpha=0.5)
+        axes.bar(bar, fmean(accuracies), width=0.6, color=f"C{bar}", alpha=0.5)
         axes.plot([bar] * len(accuracies), accuracies, "o", color=f"C{bar}")
     chance_line = axes.axhline(chance, color="black", linewidth=0.8, linestyle=":")
     axes.set_xticks(range(len(accuracies_by_encoding)), accuracies_by_encoding)

@@ -22,7 +22,7 @@ COUNTED_BITS = 8
 
 
 class Uniqueness(NamedTuple):
-    """How distinct the positions of an encoding are: a row of the table of bases.
+    """Measures of how distinct the positions of an encoding are: a row of the table of bases.
 
     Attributes:
         step: Median distance between two neighbouring positions.

@@ -113,8 +113,9 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
 def _values_by_score(
     results: Mapping[str, "RowResult"],
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Return our values and the paper's for each score, by row; BLEU is negated, so that a lower
-    value is better for both scores.
+    """Return our values and the paper's for each score, by row; a lower value is better.
+
+    BLEU is negated, because a higher BLEU is better.
     """
     return {
         "PPL": (

@@ -62,22 +62,6 @@ def parse_treebank(
     ]
 
 
-def score_treebank(gold: Sequence[Tree], parsed: Sequence[Tree | str]) -> list[SentenceScore]:
-    """Score the output of `parse_treebank`.
-
-    Args:
-        gold: Gold trees.
-        parsed: For each sentence its tree, or the reason why the output is not a tree.
-
-    Returns:
-        Score of each sentence.
-    """
-    return [
-        score_sentence(tree, None if isinstance(tree_or_reason, str) else tree_or_reason)
-        for tree, tree_or_reason in zip(gold, parsed, strict=True)
-    ]
-
-
 def model_sections(flags: argparse.Namespace) -> Iterator[Section]:
     """Score the parses of a trained model, with a free search and one constrained to trees.
 
@@ -113,7 +97,13 @@ def _result_sections(
         name: parse_treebank(model, tokenizer, gold, constrained=constrained, **search)
         for name, constrained in (("free search", False), ("among trees only", True))
     }
-    scores = {name: score_treebank(gold, outputs) for name, outputs in parsed.items()}
+    scores = {
+        name: [
+            score_sentence(tree, None if isinstance(tree_or_reason, str) else tree_or_reason)
+            for tree, tree_or_reason in zip(gold, outputs, strict=True)
+        ]
+        for name, outputs in parsed.items()
+    }
     yield _scores_section(model_name, parsed, scores)
     constrained_outputs = parsed["among trees only"]
     # a picture needs a tree, and a search with a length limit may find no tree for any sentence

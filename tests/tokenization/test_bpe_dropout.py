@@ -18,7 +18,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization.bpe_dropout import BpeDropout
 from vanilla_transformer.tokenization.learning import learn_vocabulary
 from vanilla_transformer.train.data.batches import Collator
-from vanilla_transformer.train.data.pairs import Spelling, encode_pairs
+from vanilla_transformer.train.data.pairs import Segmentation, encode_pairs
 from vanilla_transformer.train.data.prepare import load_texts, make_steps, prepare_data
 from vanilla_transformer.train.recipe import load_config
 
@@ -200,14 +200,16 @@ def test_a_segmentation_depends_on_seed_and_number_only(run):
     _, tokenizer, data, _ = run
     rows = data.texts.train[0]
 
-    def sources(rows, *spelling):
-        encoded = encode_pairs(rows, "train", tokenizer, "en", "de", spelling=Spelling(*spelling))
+    def sources(rows, *settings):
+        encoded = encode_pairs(
+            rows, "train", tokenizer, "en", "de", segmentation=Segmentation(*settings)
+        )
         return encoded["input_ids"]
 
     both, other = (0.3, 0.3), (0.2, 0.3)
     first = sources(rows, both, 1, 0)
     assert sources(rows.select(range(25)), both, 1, 0) == first[:25]
-    others = [sources(rows, *spelling) for spelling in ((both, 2, 0), (both, 1, 1), (other, 1, 0))]
+    others = [sources(rows, *settings) for settings in ((both, 2, 0), (both, 1, 1), (other, 1, 0))]
     assert all(other != first for other in others)
     assert data.pairs.rows[: len(rows)]["input_ids"] == first
 

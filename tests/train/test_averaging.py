@@ -143,7 +143,7 @@ def test_a_moving_average_is_the_sum_it_is_defined_by():
         decay = min(0.5, (1 + step) / (10 + step))
         if not is_skipped:
             expected = decay * expected + (1 - decay) * weight.flatten()[3].item()
-        assert average.tensors()[name].flatten()[3].item() == pytest.approx(expected, rel=1e-5)
+        assert average.averages[name].flatten()[3].item() == pytest.approx(expected, rel=1e-5)
     assert decay == 0.5, "it never came to the decay itself"
 
 

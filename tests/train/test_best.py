@@ -200,7 +200,7 @@ def test_a_time_that_ends_in_the_warmup_is_warned_of(corpus, tmp_path, caplog):
     settings = {"max_steps": 1000, "cooldown_steps": 5, "warmup_steps": 16}
     config = train_toys.toy_config(corpus, tmp_path, **settings, max_minutes=seconds(20))
     assert train(config)
-    assert "The warm-up of 16 steps is longer than max_minutes allow" in caplog.text
+    assert "The warm-up of 16 steps is longer than max_minutes allows" in caplog.text
 
 
 @pytest.mark.usefixtures("steps_of_one_second")

@@ -274,7 +274,7 @@ def test_help_shows_a_value_as_the_flag_takes_it(capsys):
     with pytest.raises(SystemExit):
         parse_arguments(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "the paper does not clip it (null)" in shown
+    assert "the paper does not clip (null)" in shown
     assert "store no copy (false)" in shown
     assert "sec. 5.3 (1e-09)" in shown
     assert "(None)" not in shown

@@ -35,7 +35,7 @@ def test_a_run_may_end_with_a_linear_cooldown():
             TrainConfig(**settings, cooldown_steps=wrong)
 
 
-def rates_seen(steps, steps_done=0):
+def learning_rates_seen(steps, steps_done=0):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
     rate = learning_rate_of(TrainConfig(warmup_steps=5, learning_rate_factor=0.5), 16)
     scheduler = make_scheduler(optimizer, rate, steps_done=steps_done)
@@ -49,8 +49,8 @@ def rates_seen(steps, steps_done=0):
 
 def test_an_optimizer_takes_each_step_with_its_own_rate():
     expected = [0.5 * equations.learning_rate(step, 16, 5) for step in range(1, 13)]
-    assert rates_seen(12) == pytest.approx(expected)
+    assert learning_rates_seen(12) == pytest.approx(expected)
 
 
 def test_a_resumed_schedule_continues():
-    assert rates_seen(5, steps_done=7) == rates_seen(12)[7:]
+    assert learning_rates_seen(5, steps_done=7) == learning_rates_seen(12)[7:]

@@ -16,6 +16,7 @@ processes or workers, nor on the memory of each process.
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -239,19 +240,19 @@ def _choose_parts_to_merge(
     return best_plans[-1].micro_batches
 
 
+@dataclass
 class Collator:
     """Collator that pads sentence pairs to the tensors of a micro-batch.
 
-    Args:
+    Attributes:
         pad_token_id: Id of the padding token of sources and decoder inputs.
         decoder_start_token_id: Id of the first token that the decoder reads.
         vocab_size: Size of the vocabulary; every token id must be below `vocab_size`.
     """
 
-    def __init__(self, pad_token_id: int, decoder_start_token_id: int, vocab_size: int):
-        self.pad_token_id = pad_token_id
-        self.decoder_start_token_id = decoder_start_token_id
-        self.vocab_size = vocab_size
+    pad_token_id: int
+    decoder_start_token_id: int
+    vocab_size: int
 
     def __call__(
         self, rows: Mapping[str, Sequence[Sequence[int] | np.ndarray]]
@@ -422,8 +423,8 @@ class TrainingSteps(torch.utils.data.Dataset):
     """Training data of one process, indexed by step, so that a run can resume at any step.
 
     Args:
-        pairs: Training pairs, corpus after corpus. With several spellings, all corpora in the first
-            spelling come before all corpora in the second, and so on.
+        pairs: Training pairs, corpus after corpus. With several segmentations, all corpora in the
+            first segmentation come before all corpora in the second, and so on.
         collator: Collator that makes the tensors of a micro-batch.
         tokens_per_step: Approximate number of source tokens, and of target tokens, in a step.
         length_groups_per_step: Argument of `plan_steps`.
@@ -432,11 +433,11 @@ class TrainingSteps(torch.utils.data.Dataset):
         num_processes: Argument of `split_step`.
         process_index: Index of this process.
         block_pairs: Approximate number of pairs in a block.
-        corpus_sizes: Number of pairs of each corpus in one spelling, dropped pairs included; by
-            default there is one corpus.
+        corpus_sizes: Number of pairs of each corpus in one segmentation, dropped pairs included;
+            by default there is one corpus.
         weights: Argument of `compute_shares`.
-        num_spellings: Number of spellings in `pairs`, which the epochs use in turn. A spelling is
-            one random BPE segmentation of all corpora, see `pairs.Spelling`.
+        num_segmentations: Number of segmentations in `pairs`, which the epochs use in turn. Each
+            one segments all corpora at random by BPE-dropout, see `pairs.Segmentation`.
         launch_tokens: Argument of `split_step`.
 
     Raises:
@@ -462,7 +463,7 @@ class TrainingSteps(torch.utils.data.Dataset):
         block_pairs: int = 500_000,
         corpus_sizes: Sequence[int] | None = None,
         weights: Sequence[float] | None = None,
-        num_spellings: int = 1,
+        num_segmentations: int = 1,
         launch_tokens: int = 0,
     ):
         self.pairs = pairs
@@ -472,24 +473,24 @@ class TrainingSteps(torch.utils.data.Dataset):
         self.seed = seed
         self.num_processes = num_processes
         self.process_index = process_index
-        self.num_spellings = num_spellings
+        self.num_segmentations = num_segmentations
         self.launch_tokens = launch_tokens
         self._corpus_ends = np.cumsum(
-            [0, *(corpus_sizes or [len(pairs.rows) // num_spellings])]
+            [0, *(corpus_sizes or [len(pairs.rows) // num_segmentations])]
         ).tolist()
-        totals_by_spelling = [
+        totals_by_segmentation = [
             [
                 _count_totals(pairs, pair_indices)
-                for pair_indices in self._kept_pairs_by_corpus(spelling)
+                for pair_indices in self._kept_pairs_by_corpus(segmentation)
             ]
-            for spelling in range(num_spellings)
+            for segmentation in range(num_segmentations)
         ]
         self._corpus_shares = compute_shares(
-            [total["pairs"] for total in totals_by_spelling[0]], weights
+            [total["pairs"] for total in totals_by_segmentation[0]], weights
         )
         corpus_totals = [
-            _add_totals(spelling_totals)
-            for spelling_totals in zip(*totals_by_spelling, strict=True)
+            _add_totals(segmentation_totals)
+            for segmentation_totals in zip(*totals_by_segmentation, strict=True)
         ]
         refuse_longest(max(total["longest"] for total in corpus_totals), tokens_per_step)
         expected_tokens = [
@@ -502,9 +503,9 @@ class TrainingSteps(torch.utils.data.Dataset):
             1, min(round(sum(self._corpus_shares) / block_pairs), self.steps_per_epoch)
         )
         summed_names = ("pairs", "source_tokens", "target_tokens")
-        # mean over the spellings, because an epoch uses one of them
+        # mean over the segmentations, because an epoch uses one of them
         self._totals = {
-            name: sum(total[name] for total in corpus_totals) // num_spellings
+            name: sum(total[name] for total in corpus_totals) // num_segmentations
             for name in summed_names
         }
         self._forget_block()
@@ -517,9 +518,9 @@ class TrainingSteps(torch.utils.data.Dataset):
         return self.__dict__ | NO_BLOCK
 
     def _kept_pairs_by_corpus(self, epoch: int) -> Iterator[np.ndarray]:
-        spelling_start = epoch % self.num_spellings * self._corpus_ends[-1]
+        segmentation_start = epoch % self.num_segmentations * self._corpus_ends[-1]
         for first, last in itertools.pairwise(self._corpus_ends):
-            yield self.pairs.kept_indices(spelling_start + first, spelling_start + last)
+            yield self.pairs.kept_indices(segmentation_start + first, segmentation_start + last)
 
     def fingerprint(self) -> dict[str, int]:
         """Return the facts that must be unchanged when a run is resumed.

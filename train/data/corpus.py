@@ -203,7 +203,7 @@ def _load_with_datasets(
 def _find_saved_files(folder: Path) -> dict[str, list[str]]:
     """Return the files of each split in a folder from `save_to_disk`; empty for other folders.
 
-    The folder can also have cache files of `map`, which are no part of the dataset.
+    The folder can also have cache files of `map`, which are not part of the dataset.
     """
     split_folders = {"train": folder}
     if (folder / datasets.config.DATASETDICT_JSON_FILENAME).is_file():
@@ -485,7 +485,7 @@ def describe_pair_files(dataset: str, source_lang: str, target_lang: str) -> str
         rf"(.+)\.({re.escape(source_lang)}|{re.escape(target_lang)})(\.(gz|bz2|xz|zst))?"
     )
     prefixes = [match[1] for path in folder.glob("*") if (match := text_file.fullmatch(path.name))]
-    # a single file, such as README.de, is no corpus
+    # a single file, such as README.de, is not a corpus
     prefixes = sorted({prefix for prefix in prefixes if prefixes.count(prefix) > 1})
     names = [path.name for path in folder.glob("*") if PAIR_FILE.search(path.name)]
     names += [
@@ -501,7 +501,7 @@ def _folder_description(dataset: str) -> str:
     """Return the part of the error that lists the training files in the folder of the dataset."""
     folder = Path(dataset)
     if not folder.exists():
-        return ", and is no local folder"
+        return ", and is not a local folder"
     # the folder may contain text files in other languages than the requested ones
     training_files = sorted(path.name for path in folder.glob("train.*"))
     return f", and has {', '.join(training_files)}" if training_files else ""
@@ -512,7 +512,6 @@ def _read_pairs(
     languages: tuple[str, str],
     columns: Columns | None,
     repair: bool,
-    stamp: str,
 ) -> Iterator[dict[str, Any]]:
     pairs: Iterator[Any]
     if len(paths) == 2:
@@ -565,9 +564,6 @@ def _read_pair_files(
         "columns": columns,
         # no line of an evaluation split may be dropped
         "repair": repair and is_training_split,
-        # size and modification time are part of the cache key, so that a changed file is read
-        # again. The value is a string, because `datasets` distributes a list over shards
-        "stamp": str([_file_stamp(path) for path in paths]),
     }
     features = datasets.Features({"translation": datasets.Translation(languages=list(languages))})
     if streaming and is_training_split:
@@ -586,16 +582,13 @@ def _read_pair_files(
             while rows := list(islice(pairs, ROWS_PER_BATCH)):
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
 
-    key = Hasher.hash([read_arguments, str(features)])
+    # with size and time of the modification, so that a changed file is read again
+    stamps = [(path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    key = Hasher.hash([read_arguments, stamps, str(features)])
     rows = datasets.Dataset.from_file(str(ensure_cached_file(f"{key}.arrow", CODE_FILES, write)))
     if len(rows) == 0:
         raise ValueError(f"{paths[0]} must have at least one pair, got none.")
     return rows
-
-
-def _file_stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 def texts_of(

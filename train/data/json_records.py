@@ -87,7 +87,7 @@ def is_json(builder: datasets.DatasetBuilder) -> bool:
         builder: Builder from `datasets.load_dataset_builder`.
 
     Returns:
-        False for archives, for another encoding than UTF-8, and for records inside a field of one
+        False for archives, for encodings other than UTF-8, and for records inside a field of one
         JSON object. `datasets` reads such files.
     """
     if not isinstance(builder, Json) or builder.config.field is not None:
@@ -333,6 +333,3 @@ def _describe_record_error(error: pa.ArrowInvalid, chunk: bytes, name: str, num_
     lines = [line for line in chunk.splitlines() if line.strip()]
     record = lines[row].decode(errors="replace") if row < len(lines) else ""
     return f"{record_name} must have {rule}, got {actual_type}: {record[:200]}"
-
-
-__all__ = ["JsonRecords", "is_json", "read_json"]

@@ -103,13 +103,13 @@ PAIRS_PER_CHUNK = 1_000_000
 
 
 @dataclass(frozen=True)
-class Spelling:
-    """One random segmentation of a corpus by BPE-dropout.
+class Segmentation:
+    """Random segmentation of a corpus by BPE-dropout.
 
     Args:
         dropout: Probability of skipping a merge, for sources and for targets.
         seed: Seed of the run.
-        number: Index of the spelling, from 0.
+        number: Index of the segmentation, from 0.
     """
 
     dropout: tuple[float, float]
@@ -124,11 +124,11 @@ def encode_pairs(
     source_lang: str,
     target_lang: str,
     text_sha256: str | None = None,
-    spelling: Spelling | None = None,
+    segmentation: Segmentation | None = None,
 ) -> datasets.Dataset:
-    """Encode texts as token ids. The result is cached by text, tokenizer, languages and spelling.
+    """Encode texts as token ids, with all cores.
 
-    The tokenizer uses all cores.
+    The result is cached by text, tokenizer, languages and segmentation.
 
     Args:
         rows: Rows of the split, with the column "translation".
@@ -138,29 +138,29 @@ def encode_pairs(
         source_lang: Language to translate from.
         target_lang: Language to translate into.
         text_sha256: Hash of the rows from `text_hash`; computed if not given.
-        spelling: Spelling by BPE-dropout; each pair has its own random generator, so that the
-            result does not depend on the batches. None for the normal segmentation.
+        segmentation: Segmentation by BPE-dropout; each pair has its own random generator, so that
+            the result does not depend on the batches. None for the normal segmentation.
 
     Returns:
         Columns "input_ids" and "labels", and the columns that `filter_pairs` reads.
 
     Raises:
         ValueError: If a side of a row is not text; names the row.
-        ValueError: If a spelling is given and the tokenizer does not support BPE-dropout.
+        ValueError: If a segmentation is given and the tokenizer does not support BPE-dropout.
     """
     languages = [source_lang, target_lang]
     text_sha256 = text_sha256 or text_hash(rows, languages, split)
     # use our hash of a tokenizer, because the hash of `datasets` differs between a tokenizer that
     # was just learned and the same tokenizer after loading
     key_parts = [text_sha256, tokenizer_hash(tokenizer), split == "train"]
-    if spelling is not None:
-        key_parts += dataclasses.astuple(spelling)
+    if segmentation is not None:
+        key_parts += dataclasses.astuple(segmentation)
     key = Hasher.hash([*key_parts, str(FEATURES), "encode_pairs"])
     encode_arguments = {
         "split": split,
         "tokenizer": tokenizer,
         "languages": languages,
-        "spelling": spelling,
+        "segmentation": segmentation,
     }
 
     def encode(path: Path) -> datasets.Dataset:
@@ -191,17 +191,18 @@ def encode_table(
     split: str,
     tokenizer: PreTrainedTokenizerBase,
     languages: Sequence[str],
-    spelling: Spelling | None = None,
+    segmentation: Segmentation | None = None,
 ) -> pa.Table:
     """Encode a table of texts as token ids.
 
     Args:
         table: Rows with the column "translation".
-        indices: Indices of the rows in the split; without a spelling only the first one is read.
+        indices: Indices of the rows in the split; with the normal segmentation only the first one
+            is read.
         split: Argument of `encode_pairs`.
         tokenizer: Argument of `encode_pairs`.
         languages: Source and target language.
-        spelling: Argument of `encode_pairs`.
+        segmentation: Argument of `encode_pairs`.
 
     Returns:
         Columns of `FEATURES`.
@@ -214,11 +215,11 @@ def encode_table(
     backend.no_truncation()
     backend.no_padding()
     side_ids = [[encoding.ids for encoding in backend.encode_batch_fast(side)] for side in sides]
-    if spelling is not None:
+    if segmentation is not None:
         random_generators = [
-            random.Random(f"{spelling.seed} {spelling.number} {index}") for index in indices
+            random.Random(f"{segmentation.seed} {segmentation.number} {index}") for index in indices
         ]
-        for side_index, (side, dropout) in enumerate(zip(sides, spelling.dropout, strict=True)):
+        for side_index, (side, dropout) in enumerate(zip(sides, segmentation.dropout, strict=True)):
             if dropout:
                 segment = BpeDropout(tokenizer, dropout)
                 side_ids[side_index] = list(
@@ -385,29 +386,26 @@ def refuse_unusable(counts: Mapping[str, int], corpus: str) -> None:
         )
 
 
-def drop_untrainable(
-    rows: datasets.Dataset, split: str, max_length: int
-) -> tuple[datasets.Dataset, dict[str, int]]:
+def drop_untrainable(rows: datasets.Dataset, max_length: int) -> datasets.Dataset:
     """Drop pairs with a side that is empty, too long or in a wrong encoding, and log the counts.
 
     Args:
-        rows: Rows from `encode_pairs`.
-        split: Name of the split, for the log.
+        rows: Rows of the training split from `encode_pairs`.
         max_length: Maximum number of tokens of either side, end token included.
 
     Returns:
-        Rows to train on, and the counts from `count_verdicts`.
+        Rows to train on.
 
     Raises:
         ValueError: If no pair is kept, or more than half of the pairs have a wrong encoding.
     """
     verdicts = filter_pairs(rows, max_length)[PAIR_VERDICTS]
     counts = count_verdicts(verdicts)
-    logger.info("%s: %s", split, format_counts(counts))
-    refuse_unusable(counts, split)
+    logger.info("train: %s", format_counts(counts))
+    refuse_unusable(counts, "train")
     if counts["kept"] == len(rows):
-        return rows, counts
-    return rows.select(np.flatnonzero(verdicts == KEPT)), counts
+        return rows
+    return rows.select(np.flatnonzero(verdicts == KEPT))
 
 
 class _ChunkOfIds(NamedTuple):
@@ -505,7 +503,7 @@ def prepare_pairs(
     max_length: int,
     max_length_ratio: float | None = None,
     drop_duplicates: bool = False,
-    spelled_corpora: Sequence[datasets.Dataset] = (),
+    segmented_corpora: Sequence[datasets.Dataset] = (),
     leaking_pairs: np.ndarray | None = None,
 ) -> Pairs:
     """Concatenate corpora and filter their pairs. The verdicts are cached by content.
@@ -515,39 +513,39 @@ def prepare_pairs(
         max_length: Argument of `filter_pairs`.
         max_length_ratio: Argument of `filter_pairs`.
         drop_duplicates: Argument of `filter_pairs`, applied across the corpora.
-        spelled_corpora: The same corpora with BPE-dropout, from `encode_pairs`: all corpora in the
-            first spelling, then all corpora in the second, and so on.
+        segmented_corpora: The same corpora with BPE-dropout, from `encode_pairs`: all corpora in
+            the first segmentation, then all corpora in the second, and so on.
         leaking_pairs: Argument of `filter_pairs`; a pair is counted over all corpora.
 
     Returns:
-        Pairs of all corpora: those of `spelled_corpora` if it is given, otherwise those of
+        Pairs of all corpora: those of `segmented_corpora` if it is given, otherwise those of
         `corpora`. The verdicts include the dropped pairs. A kept pair is short enough in every
-        spelling.
+        segmentation.
     """
     rows = datasets.concatenate_datasets(list(corpora))
     filter_settings = (max_length, max_length_ratio, drop_duplicates)
     fingerprints = [
-        [corpus._fingerprint for corpus in group] for group in (corpora, spelled_corpora)
+        [corpus._fingerprint for corpus in group] for group in (corpora, segmented_corpora)
     ]
     key = Hasher.hash([*fingerprints, filter_settings, leaking_pairs, "filter_pairs"])
 
     def write(path: Path):
         lengths_and_verdicts = filter_pairs(rows, *filter_settings, leaking_pairs)
-        if spelled_corpora:
-            corpus_lengths = zip(*map(pair_lengths, spelled_corpora), strict=True)
-            # [2, spellings * pairs]
+        if segmented_corpora:
+            corpus_lengths = zip(*map(pair_lengths, segmented_corpora), strict=True)
+            # [2, segmentations * pairs]
             lengths = np.stack([np.concatenate(side_lengths) for side_lengths in corpus_lengths])
             longest_lengths = lengths.max(axis=0).reshape(-1, len(rows)).max(axis=0)
-            # drop a pair in all spellings if it is too long in one of them, so that every epoch has
-            # the same pairs
+            # drop a pair in all segmentations if it is too long in one of them, so that every epoch
+            # has the same pairs
             verdicts = lengths_and_verdicts[PAIR_VERDICTS]
             verdicts[(verdicts == KEPT) & (longest_lengths > max_length)] = TOO_LONG
-            num_spellings = len(spelled_corpora) // len(corpora)
-            lengths_and_verdicts = np.concatenate([lengths, [np.tile(verdicts, num_spellings)]])
+            num_segmentations = len(segmented_corpora) // len(corpora)
+            lengths_and_verdicts = np.concatenate([lengths, [np.tile(verdicts, num_segmentations)]])
         with path.open("wb") as file:
             np.save(file, lengths_and_verdicts)
 
     path = ensure_cached_file(f"{key}.npy", CODE_FILES, write)
-    if spelled_corpora:
-        rows = datasets.concatenate_datasets(list(spelled_corpora))
+    if segmented_corpora:
+        rows = datasets.concatenate_datasets(list(segmented_corpora))
     return Pairs(rows, np.load(path, mmap_mode="r"))

@@ -19,7 +19,7 @@ from .leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find
 from .pairs import (
     GARBLED,
     Pairs,
-    Spelling,
+    Segmentation,
     count_verdicts,
     encode_pairs,
     filter_pairs,
@@ -390,16 +390,16 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         for rows, text_sha256 in zip(texts.train, texts.hashes, strict=True)
     ]
     corpus_sizes = [len(corpus) for corpus in encoded_corpora]
-    spelled_corpora = [
-        encode_pairs(rows, "train", tokenizer, *languages, text_sha256, spelling)
-        for spelling in _spellings(config)
+    segmented_corpora = [
+        encode_pairs(rows, "train", tokenizer, *languages, text_sha256, segmentation)
+        for segmentation in _segmentations(config)
         for rows, text_sha256 in zip(texts.train, texts.hashes, strict=True)
     ]
     leaking_pairs = np.unique(texts.leak_hits[:, PAIR]) if config.drop_leaks else None
     pairs = prepare_pairs(
         encoded_corpora,
         **_filter_settings(config),
-        spelled_corpora=spelled_corpora,
+        segmented_corpora=segmented_corpora,
         leaking_pairs=leaking_pairs,
     )
     cleaning_lines = []
@@ -417,12 +417,14 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
     return Data(texts, tokenizer, pairs, corpus_sizes, validation, facts)
 
 
-def _spellings(config: TrainConfig) -> list[Spelling]:
+def _segmentations(config: TrainConfig) -> list[Segmentation]:
     source_dropout, target_dropout = config.bpe_dropout, config.bpe_dropout_target
     side_dropouts = (source_dropout, source_dropout if target_dropout is None else target_dropout)
     if not any(side_dropouts):
         return []
-    return [Spelling(side_dropouts, config.seed, index) for index in range(config.num_spellings)]
+    return [
+        Segmentation(side_dropouts, config.seed, index) for index in range(config.num_spellings)
+    ]
 
 
 def _filter_settings(config: TrainConfig) -> dict[str, Any]:
@@ -455,7 +457,7 @@ def make_steps(
 
     Raises:
         ValueError: If the longest sentence has more tokens than `tokens_per_step`, or the streams
-            have no usable pair or another text than before the run was interrupted.
+            have no usable pair, or their text has changed since the run was interrupted.
     """
     shared_arguments: dict[str, Any] = {
         "collator": collator,
@@ -470,11 +472,11 @@ def make_steps(
         "weights": data.texts.corpus_weights,
     }
     if data.pairs is not None:
-        num_spellings = len(_spellings(config)) or 1
+        num_segmentations = len(_segmentations(config)) or 1
         return TrainingSteps(
             data.pairs,
             corpus_sizes=data.corpus_sizes,
-            num_spellings=num_spellings,
+            num_segmentations=num_segmentations,
             **shared_arguments,
         )
     return StreamedSteps(

@@ -164,7 +164,9 @@ def save_checkpoint(
     unfinished = unfinished_path(checkpoint)
     try:
         make_folder(folder)
-        remove_unfinished(folder)
+        # half written and half removed checkpoints that a killed process left
+        for path in folder.glob(".step-*.unfinished"):
+            remove(path)
         unfinished.mkdir()
         optimizer_content = {"optimizer": optimizer_state}
         if scaler is not None:
@@ -279,16 +281,6 @@ def _remove_checkpoint(path: Path):
         shutil.rmtree(renamed_path)
     except OSError as error:
         logger.warning("%s cannot be removed and stays: %s", path, error)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove the half written and half removed checkpoints that a killed process left.
-
-    Args:
-        folder: Folder of all checkpoints.
-    """
-    for path in folder.glob(".step-*.unfinished"):
-        remove(path)
 
 
 def checkpoints(folder: Path, ignored_files: Collection[str] = ()) -> list[Path]:

@@ -45,11 +45,11 @@ export const text = {
       `${given.toLocaleString("en-US")}. Shorten it.`,
     limit: (tokens: number) => `A sentence may have up to ${tokens} tokens.`,
     failed: "The model cannot translate this sentence. Try another one.",
-    cut: "The search reached its greatest length before an end token",
+    cut: "The search reached its maximum length before an end token",
     demo:
-      "This model is the demo of the package. It learned 24,000 made sentences: dates, times, " +
-      "numbers, money, units, countries and languages. It has seen nothing else, and it answers " +
-      "other sentences with nonsense.",
+      "This model is the demo of the package. It was trained on 24,000 sentences made from " +
+      "templates: dates, times, numbers, money, units, countries and languages. Other sentences " +
+      "give nonsense.",
     other: (corpus: string | null) =>
       corpus
         ? `This model was trained on ${corpus}. Sentences of another kind may give nonsense.`
@@ -153,8 +153,8 @@ export const text = {
       stepOf: (step: number, steps: number) => `Step ${step} of ${steps}`,
       says:
         "The decoder writes one token in each step. It reads the tokens that it has written, and " +
-        "the output of the encoder. The frame marks the current step. Later rows are pale: they " +
-        "are not computed yet.",
+        "the output of the encoder. The frame marks the current step. Later rows are pale, because " +
+        "they are not computed yet.",
       tokens: "The decoder reads its own output",
       written: "Tokens so far",
       coming: "next",
@@ -197,8 +197,8 @@ export const text = {
           "the number of columns of Q and K. The softmax turns each row into weights that sum to 1.",
         masked:
           "The mask hides the future: a token must not see the tokens after it. Hidden scores " +
-          "become −∞, and their weights are 0. So a training, which knows the whole translation, " +
-          "can compute all rows at once.",
+          "become −∞, and their weights are 0. In training the whole translation is known, so all " +
+          "rows can be computed at once.",
         cross:
           "Each row belongs to a step of the translation, each column to a token of the sentence. " +
           "Nothing is hidden: every step sees the whole sentence.",
@@ -276,7 +276,7 @@ export const text = {
         `The last row of the decoder, times the embedding matrix, gives ${size.toLocaleString(
           "en-US",
         )} logits, one for each token. The softmax makes them probabilities. Here are the highest ten. ` +
-        "Beam search may choose another one than the first.",
+        "Beam search may choose a token other than the first.",
       box: "Next token",
       chosen: "chosen",
       equation: String.raw`P(y_t \mid y_{<t}, x) = \operatorname{softmax}(h_t E^\top)`,
@@ -300,7 +300,7 @@ export const text = {
     legend: {
       best: "best translation",
       open: "leads to a complete one",
-      dead: "given up later",
+      dead: "pruned later",
       end: "complete; below a box: log P so far, or = score",
     },
     node: (words: string, logProb: string, total: string) =>
@@ -374,8 +374,8 @@ export const text = {
     heatmap: {
       title: "The table: one row for each position",
       says:
-        "Waves get slower from left to right, the more so the larger the base is. Fast waves tell " +
-        "neighbors apart, slow waves tell the rough position.",
+        "Waves get slower from left to right, and a larger base makes them slower. Fast waves " +
+        "distinguish neighbors, slow waves show the rough position.",
       saysOther: "Each row is the code of one position.",
       rows: "position",
       columns: "feature",
@@ -435,7 +435,7 @@ export const text = {
           title: (k: number) => `An offset of ${k} follows no rule`,
           says:
             "A dot is a position: across the first feature of its code, upward that of the code k " +
-            "positions later. At the start of the training one says nothing about the other.",
+            "positions later. At the start of training one says nothing about the other.",
         },
         binary: {
           title: (k: number) => `An offset of ${k} flips bits`,
@@ -476,7 +476,7 @@ export const text = {
       `${about.encoder_layers} + ${about.decoder_layers} layers, ${about.encoder_heads} heads, ` +
       `d_model = ${about.d_model}, d_ff = ${about.d_ff}. Runtime: ${runtime}. Model: ${model}. ` +
       "Nothing that you type leaves this page.",
-    more: "To read on",
+    more: "Further reading",
     links: [
       ["https://arxiv.org/abs/1706.03762", "Attention Is All You Need", "the paper"],
       [
@@ -487,7 +487,7 @@ export const text = {
       [
         "https://jalammar.github.io/illustrated-transformer/",
         "The Illustrated Transformer",
-        "the same way in drawings",
+        "the same model in drawings",
       ],
       [
         "https://poloclub.github.io/transformer-explainer/",

@@ -1,4 +1,4 @@
-"""Write text, vocabulary and configuration of a training with Joey NMT.
+"""Write text, vocabulary and configuration of a training run of Joey NMT.
 
     python joeynmt_config.py PAIRS
 
