@@ -11,6 +11,7 @@ source tokens without padding, W slots of the self-attention cache, h heads, V t
 vocabulary.
 """
 
+import copy
 import functools
 import logging
 import math
@@ -63,6 +64,9 @@ SETTINGS = ("norm_first", "scaling", "d_k", "d_v")
 # number of weights in a checksum: matrix-vector products read memory fastest with rows of this
 # length
 NUMBERS_PER_SUM = 4096
+# largest sum in which a float32 number keeps small changes of a weight. A greater sum, of which one
+# weight may be a large part, is replaced by the weights themselves
+LARGEST_SUM = 100.0
 # number of tokens of each source sentence in the probe
 PROBE_LENGTHS = (7, 4, 2)
 # allowed deviation of the engine's logits from those of the modules, in standard deviations of the
@@ -695,9 +699,13 @@ def _reason_against_engine(
             attentions += [layer.cross_attention for layer in layers]
             if (reason := reason_against_cache(layers)) is not None:
                 return reason
-        if len({attention.q_proj.out_features // attention.d_k for attention in attentions}) > 1:
+        all_num_heads = {attention.q_proj.out_features // attention.d_k for attention in attentions}
+        if len(all_num_heads) > 1:
             return f"the layers of the {stack} have different numbers of heads"
-    device = model.device
+        for attention in attentions:
+            if attention.v_proj.out_features not in {it * attention.d_v for it in all_num_heads}:
+                return f"an attention of the {stack} has a d_v that does not fit its weights"
+    device, dtype = model.device, model.dtype
     if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
         return "autocast or compilation is active"
     if (reason := _reason_against_precision(model, precision)) is not None:
@@ -711,12 +719,11 @@ def _reason_against_engine(
                     f"{stack.positions.table.num_embeddings}"
                 )
     for name, weight in _named_parameters(modules):
-        if type(weight) is not nn.Parameter or not weight.numel() or weight.is_meta:
-            return f"{name} is not a parameter in memory"
-        if weight.device != device or weight.dtype != model.dtype:
-            return (
-                f"{name} is {weight.dtype} on {weight.device}, the model {model.dtype} on {device}"
-            )
+        is_dense = type(weight) is nn.Parameter and weight.layout is torch.strided
+        if not is_dense or not weight.numel() or weight.is_meta:
+            return f"{name} is not a dense parameter in memory"
+        if weight.device != device or weight.dtype != dtype:
+            return f"{name} is {weight.dtype} on {weight.device}, the model {dtype} on {device}"
     return None
 
 
@@ -1021,43 +1028,52 @@ def _state_of(modules: list[tuple[str, Any, Any]], linear_class: Any) -> _ModelS
     """Return all that an engine depends on: modules, settings, and the state of the weights.
 
     The state of a weight is its address, its version and its checksum. Checksums detect writes
-    through `.data` or NumPy, which do not change the version of a tensor. Embeddings and norms are
-    left out, and large weights have no checksum, because the engine reads them from the model.
+    through `.data` or NumPy, which do not change the version of a tensor. Embeddings, norms and
+    large weights have no checksum, because the engine reads them from the model.
     """
-    objects: list[Any] = []
+    model = modules[0][1]
+    # a copy, with copies of the lists and mappings in it, because a program may change all of them
+    config = {
+        name: copy.copy(value) if isinstance(value, list | dict) else value
+        for name, value in vars(model.config).items()
+    }
+    objects: list[Any] = [config, torch.get_float32_matmul_precision()]
     weight_states: list[Any] = []
-    checksums = []
+    checksums, summed_rows, sums = [], [], []
     for name, module, _ in modules:
         attributes = vars(module)
         # without the model itself, whose name is "": a value of the weak dictionary would keep its
         # own key alive
         objects += [module] if name else []
         objects += [attributes[setting] for setting in SETTINGS if setting in attributes]
-        if type(module).__name__ == "PositionalEncoding":
-            config = attributes["config"]
-            objects += [config.position_encoding, config.position_base, config.position_layout]
-            objects += [config.position_offset, config.d_model, config._attn_implementation]
         is_linear = isinstance(module, nn.Linear)
         is_in_place = is_linear and linear_class.is_used_in_place(module.weight)
-        for weight in attributes["_parameters"].values() if is_linear else ():
+        for weight in attributes["_parameters"].values():
             if weight is None:
                 continue
             # tensors that were created in inference mode have no version
             version = None if weight.is_inference() else weight._version
             weight_states.append((weight.data_ptr(), weight.shape, weight.stride(), version))
             weight_states.append((weight.device, weight.dtype))
-            if is_in_place:
+            if is_in_place or not is_linear:
                 continue
             # a sum in half precision would round small changes away
             flat_weight = weight.detach().flatten().float()
             num_remaining = len(flat_weight) % NUMBERS_PER_SUM
             weight_rows = flat_weight[num_remaining:].view(-1, NUMBERS_PER_SUM)
-            checksums += [
-                flat_weight[:num_remaining],
-                torch.mv(weight_rows, _checksum_weights(weight.device)),
-            ]
+            checksums.append(flat_weight[:num_remaining])
+            summed_rows.append(weight_rows)
+            sums.append(torch.mv(weight_rows, _checksum_weights(weight.device)))
+    all_sums = torch.cat(sums or [torch.empty(0)])
+    checksums.append(all_sums)
+    is_uncertain = ~(all_sums.abs() <= LARGEST_SUM)
+    if is_uncertain.any():
+        for weight_rows, is_row_uncertain in zip(
+            summed_rows, is_uncertain.split([len(rows) for rows in summed_rows]), strict=True
+        ):
+            checksums.append(weight_rows[is_row_uncertain].flatten())
     # compared as bits, because NaN is not equal to itself
-    bits = torch.cat(checksums or [torch.empty(0)]).view(torch.int32)
+    bits = torch.cat(checksums).view(torch.int32)
     return _ModelState(linear_class, objects, weight_states, bits)
 
 

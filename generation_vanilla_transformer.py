@@ -173,6 +173,13 @@ class SearchMixin(_Base):
         )
         kwargs = plain_numbers(kwargs)
         if kwargs.get("custom_generate") is not None:
+            config, _ = self._resolve_settings(generation_config, kwargs)
+            # custom code may combine any length penalties
+            config.length_penalty_alpha = None
+            check_search_settings(config)
+            self._choose_engine(config, "custom_generate is given", False)
+            for name in ("precision", "int8", "engine"):
+                kwargs.pop(name, None)
             return library_generate(
                 inputs, generation_config, stopping_criteria=stopping_criteria, **kwargs
             )
@@ -830,12 +837,7 @@ def reason_for_modules(
         return "eos_token_id is None"
     if config.prefill_chunk_size is not None:
         return "prefill_chunk_size is set"
-    cache = inputs.get(CACHE_NAME)
-    if cache is not None and (
-        type(cache) is not EncoderDecoderCache
-        or type(cache.self_attention_cache) is not DynamicCache
-        or cache.get_seq_length() > 0
-    ):
+    if inputs.get(CACHE_NAME) is not None:
         return "a cache is given"
     if inputs.get("input_ids") is None and inputs.get("encoder_outputs") is None:
         return "input_ids are not given"

@@ -22,15 +22,33 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+    masking_utils,
+)
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import cached_file
 
@@ -56,6 +74,8 @@ LIBRARY_FOLDERS = tuple(str(module.__path__[0]) for module in (torch, transforme
 # Python modules whose hooks change no result: hooks that record outputs, and hooks that make the
 # output of the embeddings require gradients
 HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
+# fields of a configuration that the library's masks and caches read
+MASKING_FIELDS = ("attention_chunk_size", "kv_sharing_modes", "layer_types", "sliding_window")
 # elementwise activations of torch
 POINTWISE = (
     nn.CELU,
@@ -177,12 +197,12 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
     Returns:
         A clause that names the module and its difference, or None if there is none.
     """
-    if (difference := _torch_difference()) is not None:
+    model = modules[0][1]
+    if (difference := _difference_around_modules(model.config)) is not None:
         return difference
     # a model has many modules of few classes from few files, so each is compared only once
     class_results: dict[tuple[type, int], tuple[str | None, frozenset[str]]] = {}
     file_differences: dict[CodeComparison, str | None] = {}
-    model = modules[0][1]
     for name, module, allowed_classes in modules:
         key = type(module), id(allowed_classes)
         if key not in class_results:
@@ -207,11 +227,17 @@ def _replaced_method(model: nn.Module) -> str | None:
 
 
 def _torch_difference() -> str | None:
+    """Return a hook, mode or replaced function that changes what the modules compute, or None."""
     hooks = nn.modules.module
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
         return "torch has a global forward hook"
-    replaced_name = _replaced_torch_function()
-    return None if replaced_name is None else f"torch.nn.functional.{replaced_name} was replaced"
+    for mode in _get_current_function_mode_stack():
+        if type(mode) is not DeviceContext:
+            return f"the mode {type(mode).__name__} is active"
+    for owner in COMPUTING_FUNCTIONS:
+        if (name := _replaced_function(owner)) is not None:
+            return f"{owner.__name__}.{name} was replaced"
+    return None
 
 
 def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str | None:
@@ -230,6 +256,21 @@ def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str 
     return None
 
 
+def _difference_around_modules(config: PreTrainedConfig | None) -> str | None:
+    """Return what changes the computation of all modules together, or None."""
+    if (difference := _torch_difference()) is not None:
+        return difference
+    for mode in _get_current_dispatch_mode_stack():
+        return f"the mode {type(mode).__name__} is active"
+    # with these fields, the library's masks and caches hide other positions than the paper does
+    if getattr(config, "is_causal", True) is not True:
+        return "the configuration has an is_causal that is not true"
+    for name in MASKING_FIELDS:
+        if getattr(config, name, None) is not None:
+            return f"the configuration has {name}"
+    return None
+
+
 def _must_be_causal(name: str) -> bool:
     """Return whether an attention of a released model, or of Marian, is causal. Section 3.2.3."""
     return re.search(r"decoder\.layers\.\d+\.self_att[a-z]*$", name) is not None
@@ -244,6 +285,9 @@ def library_difference(model: nn.Module) -> str | None:
     Returns:
         A clause that names the module and its difference, or None if there is none.
     """
+    difference = _difference_around_modules(getattr(model, "config", None))
+    if difference is not None:
+        return difference
     file_differences: dict[CodeComparison, str | None] = {}
     for name, module in model.named_modules():
         module_class = type(module)
@@ -251,7 +295,11 @@ def library_difference(model: nn.Module) -> str | None:
         if module_class.__module__ != "transformers.activations":
             allowed_classes = (*LIBRARY_CLASSES, *ACTIVATION, module_class.__name__)
         difference, methods = _class_difference(module_class, allowed_classes, file_differences)
-        difference = difference or _instance_difference(vars(module), methods)
+        attributes = dict(vars(module))
+        if module_class is nn.TransformerDecoderLayer:
+            # torch itself hides the activation of a copied layer
+            attributes.pop("activation", None)
+        difference = difference or _instance_difference(attributes, methods)
         is_causal = getattr(module, "is_causal", None)
         if difference is None and is_causal is not None and is_causal != _must_be_causal(name):
             difference = f"has is_causal {is_causal}"
@@ -275,7 +323,7 @@ def _class_difference(
         return "is missing", frozenset()
     if issubclass(module_class, nn.Module):
         for method_name in ("__call__", "_call_impl"):
-            if not is_of_library(getattr(module_class, method_name)):
+            if not _is_own_method(module_class, method_name):
                 return f"{class_clause}, whose {method_name} was replaced", frozenset()
     if module_class.__module__.startswith("torch.") or (
         is_activation and module_class.__module__ == "transformers.activations"
@@ -285,7 +333,7 @@ def _class_difference(
         )
         if not is_allowed:
             return f"{class_clause}, which the released model does not use here", frozenset()
-        if not is_of_library(module_class.forward):
+        if not _is_own_method(module_class, "forward"):
             return f"{class_clause}, whose forward was replaced", frozenset()
         return None, frozenset(("forward",))
     comparison = comparison_for_class(module_class)
@@ -298,6 +346,31 @@ def _class_difference(
     return None, frozenset().union(
         *(comparison.methods.get(base, ()) for base in module_class.__mro__)
     )
+
+
+# for each class and name, the method and its code that the library defined
+_own_methods: dict[tuple[type, str], tuple[Any, Any]] = {}
+
+
+def _is_own_method(module_class: type[Any], name: str) -> bool:
+    """Return whether the library defined a method of a class, for the class that has it."""
+    method = getattr(module_class, name)
+    method_and_code = method, getattr(method, "__code__", None)
+    accepted = _own_methods.get((module_class, name))
+    if accepted is not None and all(map(operator.is_, accepted, method_and_code)):
+        return True
+    owner = next(base for base in module_class.__mro__ if name in vars(base))
+    # `nn.Module` has two of its methods under other names
+    own_names = {f"{owner.__qualname__}.{it}" for it in (name, "_wrapped_call_impl")}
+    own_names.add("_forward_unimplemented")
+    is_own = (
+        is_of_library(method)
+        and method.__module__ == owner.__module__
+        and method.__qualname__ in own_names
+    )
+    if is_own:
+        _own_methods[module_class, name] = method_and_code
+    return is_own
 
 
 def _instance_difference(attributes: Mapping[str, Any], method_names: frozenset[str]) -> str | None:
@@ -314,6 +387,10 @@ def _instance_difference(attributes: Mapping[str, Any], method_names: frozenset[
     for name in ("weight", "bias"):
         if name in attributes or name in attributes["_buffers"]:
             return f"has a {name} that is not a parameter"
+    for registered in (attributes["_modules"], attributes["_parameters"], attributes["_buffers"]):
+        if not attributes.keys().isdisjoint(registered):
+            name = min(attributes.keys() & registered.keys())
+            return f"has an attribute {name} that hides its {name}"
     return None if attributes.get("_compiled_call_impl") is None else "was compiled"
 
 
@@ -395,8 +472,7 @@ def attention_difference(model: PreTrainedModel) -> str | None:
             )
             if not is_released and not _is_released_function(function):
                 return f"the attention function {name!r} is neither eager nor sdpa of this release"
-            mask = ALL_MASK_ATTENTION_FUNCTIONS[name]
-            if not is_of_library(mask):
+            if ALL_MASK_ATTENTION_FUNCTIONS[name] is not MASKS.get(name, sdpa_mask):
                 return f"the mask function {name!r} is not the library's"
     return None
 
@@ -424,30 +500,77 @@ def is_of_library(function: Any) -> bool:
     return bool(codes) and all(code.co_filename.startswith(LIBRARY_FOLDERS) for code in codes)
 
 
-def _replaced_torch_function() -> str | None:
-    """Return the first public function of torch.nn.functional that is not torch's, or None."""
-    functions = list(vars(nn.functional).values())
-    if _are_same_objects(_accepted_functions, functions):
+def _functions_of(owner: Any) -> dict[str, Any]:
+    """Return the functions of a module or class; of torch itself, only those in compiled code."""
+    return {
+        name: value
+        for name, value in vars(owner).items()
+        if (type(value) is BuiltinFunctionType if owner is torch else _is_function(value))
+    }
+
+
+def _is_function(value: Any) -> bool:
+    is_function = callable(value) and not isinstance(value, type)
+    return is_function or isinstance(value, staticmethod | classmethod | property)
+
+
+# modules and classes that compute the logits of a model, with their functions at import
+COMPUTING_FUNCTIONS: dict[Any, dict[str, Any]] = {
+    owner: _functions_of(owner)
+    for owner in (
+        torch,
+        torch.Tensor,
+        nn.functional,
+        masking_utils,
+        sdpa_attention,
+        DynamicCache,
+        EncoderDecoderCache,
+        DynamicLayer,
+    )
+}
+# the library's mask function for each of its attention functions
+MASKS = {"eager": eager_mask, "sdpa": sdpa_mask}
+# all values of a module or class at the last comparison that found no difference
+_accepted_values: dict[Any, list[Any]] = {}
+
+
+def _replaced_function(owner: Any) -> str | None:
+    """Return the first function of a module or class that is not the library's own, or None."""
+    values = list(vars(owner).values())
+    accepted_values = _accepted_values.get(owner)
+    if accepted_values is not None and _are_same_objects(accepted_values, values):
         return None
-    for name, function in vars(nn.functional).items():
-        if not name.startswith("_") and not _may_be_of_library(function):
+    functions = COMPUTING_FUNCTIONS[owner]
+    for name, function in functions.items():
+        if vars(owner).get(name) is not function:
             return name
-    _accepted_functions[:] = functions
+        # a function may have been replaced before the import of this file
+        if accepted_values is None and not name.startswith("_"):
+            own_name = getattr(function, "__name__", name).replace("_", "")
+            if own_name != name.replace("_", "") or not _may_be_of_library(function):
+                return name
+    if isinstance(owner, type):
+        # a new function in a class hides that of its base
+        for name in _functions_of(owner).keys() - functions.keys():
+            if any(name in vars(base) for base in owner.__mro__[1:]):
+                return name
+    _accepted_values[owner] = values
     return None
 
 
 def _may_be_of_library(value: Any) -> bool:
     """Return False for a function or callable that torch and transformers cannot have defined."""
-    if isinstance(value, FunctionType):
+    if type(value).__module__ == "functools":
+        value = getattr(value, "__wrapped__", value)
+    if any(code_objects_of(value)):
         return is_of_library(value)
-    if isinstance(value, type | ModuleType) or not callable(value):
+    if isinstance(value, type | ModuleType | MethodDescriptorType) or not callable(value):
         return True
     definition = type(value) if value.__class__ is not BuiltinFunctionType else value
     return (definition.__module__ or "").startswith(("torch", "transformers", "typing"))
 
 
-# values in torch.nn.functional and GenerationMixin at the last comparison that found no difference
-_accepted_functions: list[Any] = []
+# values in GenerationMixin at the last comparison that found no difference
 _accepted_methods: list[Any] = []
 
 

@@ -8,6 +8,7 @@ configuration refers to the copy.
 import copy
 import logging
 import math
+import operator
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -129,11 +130,8 @@ class TranslationPipeline(Pipeline):
         prefix = settings.pop("prefix", getattr(model.config, "prefix", None))
         super().__init__(model=model, tokenizer=tokenizer, task=task, **settings)
         self.prefix = prefix or ""
-        # `SharedConversion` of the model, created at the first translation if it is needed
-        self._conversion: Any = None
-        # created when the first term is forbidden
-        self._byte_vocabulary: ByteVocabulary | None = None
-        self._model_languages = model_languages(model, tokenizer)
+        # by name, the objects that something was made of, and what was made
+        self._made_of: dict[str, tuple[tuple[Any, ...], Any]] = {}
         self._check_languages(**self._preprocess_params)
 
     def __call__(self, inputs: str | Iterable[str], batch_size: int | None = None, **kwargs) -> Any:
@@ -371,7 +369,7 @@ class TranslationPipeline(Pipeline):
         if language is True:
             # mBART's codes are like en_XX; NLLB's, like eng_Latn, have three letters, and are
             # refused below
-            code = src_lang or self._model_languages[0] or "en"
+            code = src_lang or self._languages()[0] or "en"
             language = re.split("[_-]", code)[0]
         if not isinstance(language, str) or len(language) != 2:
             raise ValueError(
@@ -576,6 +574,16 @@ class TranslationPipeline(Pipeline):
             )
         return {name: encoded[name] for name in ("input_ids", "forced_bos_token_id")}
 
+    def _made(self, name: str, make: Callable[..., Any], *objects: Any) -> Any:
+        """Return what `make` returns for some objects; call it only if they are other objects."""
+        made = self._made_of.get(name)
+        if made is None or any(map(operator.ne, made[0], objects)):
+            made = self._made_of[name] = objects, make(*objects)
+        return made[1]
+
+    def _languages(self) -> list[str | None]:
+        return self._made("languages", model_languages, self.model, self.tokenizer)
+
     def _check_languages(
         self, src_lang: str | None = None, tgt_lang: str | None = None, **settings: Any
     ):
@@ -588,7 +596,7 @@ class TranslationPipeline(Pipeline):
                     f"{name} must be a language of the tokenizer, "
                     f"{', '.join(tokenizer_languages)}, got {code!r}."
                 )
-        languages = [None, None] if tokenizer_languages else self._model_languages
+        languages = [None, None] if tokenizer_languages else self._languages()
         for (name, code), expected in zip(given_languages.items(), languages, strict=True):
             # only codes of two letters: longer codes may name a family of languages
             is_comparable = all(
@@ -668,7 +676,10 @@ class TranslationPipeline(Pipeline):
         return missing
 
     def _search_model(
-        self, search_settings: dict[str, Any], has_terms: bool = False
+        self,
+        search_settings: dict[str, Any],
+        has_terms: bool = False,
+        has_padding_tokens: bool = False,
     ) -> PreTrainedModel:
         """Return the model to search with: the given model, or its conversion for the engine.
 
@@ -683,13 +694,16 @@ class TranslationPipeline(Pipeline):
             )
         engine = search_settings.get("engine", "auto")
         reason: str | None = "engine='off' is set"
-        if engine != "off":
+        if search_settings.get("custom_generate") is not None:
+            reason = "custom_generate is given"
+        elif engine != "off":
             reason = "the package vanilla_transformer is not installed"
             make_conversion = type(self).make_conversion
-            if self._conversion is None and make_conversion is not None:
-                self._conversion = make_conversion(self.model)
-            if self._conversion is not None:
-                converted, reason = self._conversion.for_engine(engine_precision(search_settings))
+            if make_conversion is not None:
+                conversion = self._made("conversion", make_conversion, self.model)
+                converted, reason = conversion.for_engine(
+                    engine_precision(search_settings), has_padding_tokens
+                )
                 if converted is not None:
                     return converted
         engine_settings = {
@@ -845,8 +859,11 @@ class TranslationPipeline(Pipeline):
         }
         results = [self.postprocess(empty_outputs, **call_settings.output_settings) for _ in texts]
         constraints = self._read_constraints(texts, call_settings)
+        prompt_ids = [constraint.prompt_ids[1:] for constraint in constraints]
         search_model = self._search_model(
-            search_settings, any(constraint.required_terms for constraint in constraints)
+            search_settings,
+            any(constraint.required_terms for constraint in constraints),
+            any(self.model.config.pad_token_id in ids for ids in (*source_ids, *prompt_ids)),
         )
         output_flags = {
             name: call_settings.output_settings.get(name, False)
@@ -958,10 +975,11 @@ class TranslationPipeline(Pipeline):
                 constraint.required_terms for constraint in constraints
             ]
         if constraints[0].forbidden_terms:
-            if self._byte_vocabulary is None:
-                self._byte_vocabulary = ByteVocabulary(token_bytes(self.tokenizer))
+            vocabulary = self._made(
+                "vocabulary", _byte_vocabulary, self.tokenizer, len(self.tokenizer)
+            )
             forbid_terms = ForbiddenTerms(
-                [constraint.forbidden_terms for constraint in constraints], self._byte_vocabulary
+                [constraint.forbidden_terms for constraint in constraints], vocabulary
             )
             given_processors = search_settings.get("logits_processor") or ()
             constraint_settings["logits_processor"] = LogitsProcessorList(
@@ -1102,6 +1120,10 @@ def languages_of(task: str) -> dict[str, str]:
     if match is None:
         raise ValueError(f"task must be {TASK} or {TASK}_XX_to_YY, got {task!r}.")
     return {name: code for name, code in match.groupdict().items() if code is not None}
+
+
+def _byte_vocabulary(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> ByteVocabulary:
+    return ByteVocabulary(token_bytes(tokenizer))
 
 
 def model_languages(

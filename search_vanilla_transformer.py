@@ -47,6 +47,7 @@ PROCESSORS = {
     )
 }
 CALL_PROCESSORS = LogitsProcessorList.__call__
+CALL_CRITERIA = StoppingCriteriaList.__call__
 
 
 class Decoding:
@@ -165,6 +166,13 @@ class SentenceLengthCriteria(StoppingCriteria):
         rows_per_sentence = input_ids.shape[0] // self.max_new_tokens.shape[0]
         row_limits = self.max_new_tokens.repeat_interleave(rows_per_sentence).to(input_ids.device)
         return input_ids.shape[1] - self.prompt_length >= row_limits
+
+
+# criteria that a search reads instead of calling them, each with its released code
+CRITERIA = {
+    criterion: criterion.__call__
+    for criterion in (EosTokenCriteria, MaxLengthCriteria, SentenceLengthCriteria)
+}
 
 
 @dataclass
@@ -796,13 +804,21 @@ def separate_ends(
     Returns:
         End tokens, [tokens], and the criteria that are neither end tokens nor maximum lengths.
     """
-    # a subclass may end a sentence in another way
-    end_tokens = [c.eos_token_id for c in stopping_criteria if type(c) is EosTokenCriteria]
-    known_criteria = (MaxLengthCriteria, EosTokenCriteria, SentenceLengthCriteria)
+    end_tokens = [
+        criterion.eos_token_id
+        for criterion in stopping_criteria
+        if type(criterion) is EosTokenCriteria and _is_read(criterion)
+    ]
     others = StoppingCriteriaList(
-        criterion for criterion in stopping_criteria if type(criterion) not in known_criteria
+        criterion for criterion in stopping_criteria if not _is_read(criterion)
     )
     return torch.cat([input_ids.new_empty(0), *end_tokens]), others
+
+
+def _is_read(criterion: StoppingCriteria) -> bool:
+    """Return False for a criterion that must be called: a subclass, or replaced code."""
+    is_list_released = StoppingCriteriaList.__call__ is CALL_CRITERIA
+    return is_list_released and type(criterion).__call__ is CRITERIA.get(type(criterion))
 
 
 def new_token_limits(
@@ -822,10 +838,14 @@ def new_token_limits(
     Returns:
         Maximum of each sentence, at least 1, [B].
     """
-    max_lengths = [c.max_length for c in stopping_criteria if type(c) is MaxLengthCriteria]
+    max_lengths = [
+        criterion.max_length
+        for criterion in stopping_criteria
+        if type(criterion) is MaxLengthCriteria and _is_read(criterion)
+    ]
     max_new_tokens = min(max_lengths, default=config.max_length) - input_ids.shape[1]
     limits = input_ids.new_full((num_sentences,), max_new_tokens)
     for criterion in stopping_criteria:
-        if isinstance(criterion, SentenceLengthCriteria):
+        if isinstance(criterion, SentenceLengthCriteria) and _is_read(criterion):
             limits = torch.minimum(limits, criterion.max_new_tokens.to(limits))
     return limits.clamp(min=1)

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..comparison import batch_to_compare, in_float32, refuse_difference
-from ..identity_vanilla_transformer import RELEASED, is_of_library, library_difference
+from ..identity_vanilla_transformer import MASKS, RELEASED, is_of_library, library_difference
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..pipeline_vanilla_transformer import evaluating
 from .library_code import library_digests
@@ -40,9 +42,16 @@ def refuse_modified_source(model: nn.Module, name: str):
         attention_function = ALL_ATTENTION_FUNCTIONS.get_interface(
             implementation, library_difference
         )
-        is_eager = attention_function is library_difference
-        if not is_eager and not is_of_library(attention_function):
-            difference = f"its attention function {implementation!r} is not the library's"
+        mask_function = ALL_MASK_ATTENTION_FUNCTIONS.get(implementation)
+        for kind, function, own_functions in (
+            ("attention", attention_function, {"sdpa": sdpa_attention_forward}),
+            ("mask", mask_function, MASKS),
+        ):
+            own_function = own_functions.get(implementation, function)
+            is_absent = function in (None, library_difference)
+            if function is not own_function or not (is_absent or is_of_library(function)):
+                difference = f"its {kind} function {implementation!r} is not the library's"
+                break
     if difference is not None:
         raise ValueError(f"model must be {name} with the library's own code: {difference}.")
 

@@ -14,6 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer import generation_vanilla_transformer as generation
+from vanilla_transformer import identity_vanilla_transformer as identity
 from vanilla_transformer import kernels_vanilla_transformer as kernels
 from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
 from vanilla_transformer.search_vanilla_transformer import PaperBeamSearch
@@ -199,8 +200,10 @@ def test_a_recorded_step_is_replayed_until_its_sizes_change(
 @pytest.mark.parametrize("rule", [{}, {"suppress_tokens": [7, 8]}])
 @pytest.mark.parametrize("search", [GREEDY, PAPER])
 def test_the_host_launches_few_operators_beside_the_replays(
-    lively_model, source, graphs, search, rule
+    lively_model, source, graphs, search, rule, monkeypatch
 ):
+    # otherwise the mode that counts the operators would turn the engine off
+    monkeypatch.setattr(identity, "_get_current_dispatch_mode_stack", list)
     model = lively_model()
     counts = []
     for length in (10, 10, 20):
@@ -680,6 +683,69 @@ def test_a_bias_of_many_outputs_is_seen_when_it_changes(lively_model, source, se
     torch.testing.assert_close(after, scores("off"), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(after, before, rtol=1e-3)
     assert len(searched) == 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"int8": True}, {"precision": "bf16"}])
+@pytest.mark.parametrize("large", [-1e9, -torch.inf, 1e30])
+def test_a_large_number_hides_no_change(lively_model, source, monkeypatch, settings, large):
+    monkeypatch.setattr(engine, "has_bf16_instructions", lambda: True)
+    monkeypatch.setitem(engine.CPU_LINEAR_CLASSES, "bf16", engine.Int8Linear)
+    model = lively_model(vocab_size=5000, output_bias=True)
+    precision = "int8" if settings.get("int8") else settings.get("precision")
+    model.lm_head.bias.data[1500] = -1e9 if large > 0 else large
+    if large > 0:
+        # a weight that no source token reads
+        model.lm_head.weight.data[4000, 0] = large
+    modules = engine.computing_modules(model)
+    linear_class = engine.CPU_LINEAR_CLASSES[precision or "fp32"]
+    before = engine._state_of(modules, linear_class)
+    assert engine._is_equal(before, engine._state_of(modules, linear_class))
+    for weight in (model.lm_head.bias, model.lm_head.weight[4000]):
+        weight.data[3] += 0.01
+        after = engine._state_of(modules, linear_class)
+        is_read_in_place = weight.dim() and linear_class.is_used_in_place(model.lm_head.weight)
+        assert engine._is_equal(before, after) == is_read_in_place
+        before = after
+
+
+def test_an_engine_follows_the_configuration_and_a_refusal_ends_with_its_reason(
+    lively_model, source, searched
+):
+    model = lively_model(tie_word_embeddings=False)
+    model.generate(**source, **GREEDY, engine="required")
+    model.config.a_field_of_mine = [1]
+    model.generate(**source, **GREEDY, engine="required")
+    embedding = model.model.encoder.embed_tokens.weight
+    before = embedding.detach().clone()
+    with torch.no_grad():
+        embedding.fill_(torch.nan)
+    with pytest.raises(ValueError, match="the logits of the engine differ"):
+        model.generate(**source, **GREEDY, engine="required")
+    with torch.no_grad():
+        embedding.copy_(before)
+    model.generate(**source, **GREEDY, engine="required")
+    assert len(searched) == 3
+
+
+def test_a_width_of_values_that_does_not_fit_the_weights_is_named(lively_model, source):
+    model = lively_model()
+    model.model.encoder.layers[0].self_attention.d_v = 7
+    with pytest.raises(ValueError, match="an attention of the encoder has a d_v that does not"):
+        model.generate(**source, **GREEDY, engine="required")
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_sparse_weights_run_the_modules(lively_model, source, searched, layout):
+    model = lively_model()
+    model.generate(**source, **GREEDY)
+    linear = model.model.decoder.layers[0].feed_forward.fc1
+    linear.weight = torch.nn.Parameter(linear.weight.detach().to_sparse(layout=layout))
+    searched.clear()
+    expected = model.generate(**source, **GREEDY, engine="off")
+    assert model.generate(**source, **GREEDY).tolist() == expected.tolist()
+    with pytest.raises(ValueError, match=r"fc1\.weight is not a dense parameter in memory"):
+        model.generate(**source, **GREEDY, engine="required")
+    assert not searched
 
 
 def test_int8_gives_scores_only_without_a_cache(lively_model, source):

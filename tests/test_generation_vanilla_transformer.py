@@ -18,6 +18,7 @@ from transformers import (
     LogitsProcessorList,
     MaxLengthCriteria,
     StoppingCriteria,
+    StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
 )
 
@@ -818,6 +819,45 @@ def test_a_class_reorders_its_own_state(model, source):
     assert model.generate(**source, **PAPER).tolist() == expected.tolist()
     # all rows stay
     assert set(model.calls) == {4 * len(source["input_ids"])}
+
+
+@pytest.mark.parametrize("patched", [EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList])
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("engine", ["auto", "off"])
+def test_replaced_code_of_the_librarys_criteria_runs(
+    model, source, search, engine, patched, monkeypatch
+):
+    settings = {**search, "max_extra_tokens": 9, "suppress_tokens": [2], "engine": engine}
+    assert model.generate(**source, **settings).shape[1] > 4
+    monkeypatch.setattr(patched, "__call__", EndsAtFour.__call__)
+    assert model.generate(**source, **settings).shape[1] == 4
+
+
+@pytest.mark.parametrize("search", [{"num_beams": 1}, {"num_beams": 3}])
+def test_a_given_cache_is_filled(model, source, search):
+    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache())
+    model.generate(**source, **search, cache=cache, max_new_tokens=5)
+    assert cache.get_seq_length() > 0
+    with pytest.raises(ValueError, match=r"engine='required' needs .*: a cache is given"):
+        model.generate(**source, **search, cache=cache, engine="required")
+
+
+def test_custom_code_runs_with_and_without_the_settings_of_the_engine(translate):
+    model, inputs = translate.model, translate.tokenizer("a dog and a cat", return_tensors="pt")
+    seen = []
+
+    def custom(model, input_ids, **_):
+        seen.append(model)
+        return input_ids.new_full((1, 3), 9)
+
+    for settings in ({}, {"engine": "off"}, {"engine": "auto"}, {"int8": False}):
+        found = model.generate(**inputs, **settings, custom_generate=custom)
+        assert found.tolist() == [[9, 9, 9]]
+        translate("a dog and a cat", **settings, custom_generate=custom)
+    assert len(seen) == 8
+    for settings in ({"engine": "required"}, {"int8": True}, {"precision": "bf16"}):
+        with pytest.raises(ValueError, match=f"{next(iter(settings))}.* custom_generate is given"):
+            model.generate(**inputs, **settings, custom_generate=custom)
 
 
 @pytest.mark.parametrize("patched", [LogitsProcessorList, SuppressTokensLogitsProcessor])

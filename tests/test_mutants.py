@@ -8,6 +8,7 @@ refused with the name of what was changed.
 import copy
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,9 +22,16 @@ import train_toys
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    GenerationMixin,
+    masking_utils,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import flash_attention_mask, sdpa_mask
 from translation_toys import TEXTS, make_model, make_tokenizer
 
 import vanilla_transformer
@@ -495,6 +503,85 @@ def test_a_change_that_padding_hides_is_searched(change, tokenizer):
     assert not is_same or change in (narrow_heads, forbid_a_token_and_scale)
 
 
+def hide_the_feed_forward(model):
+    layer = model.model.decoder.layers[0]
+    feed_forward = layer.feed_forward
+    object.__setattr__(layer, "feed_forward", lambda x: -2 * feed_forward(x))
+
+
+def hide_the_head(model):
+    head = model.lm_head
+    object.__setattr__(model, "lm_head", lambda x: -head(x))
+
+
+def hide_the_layers(model):
+    model.model.decoder.__dict__["layers"] = model.model.decoder.layers[:0]
+
+
+def see_the_future(model):
+    model.config.is_causal = False
+
+
+def slide_a_window(model):
+    model.config.sliding_window = 2
+
+
+UNSEEN = {
+    hide_the_feed_forward: "layers.0 has an attribute feed_forward that hides its feed_forward",
+    hide_the_head: "Generation has an attribute lm_head that hides its lm_head",
+    hide_the_layers: "model.decoder has an attribute layers that hides its layers",
+    see_the_future: "the configuration has an is_causal that is not true",
+    slide_a_window: "the configuration has sliding_window",
+}
+
+
+@pytest.mark.parametrize("change", UNSEEN, ids=lambda change: change.__name__)
+def test_a_change_without_a_new_module_is_searched(change, tokenizer):
+    model = make_model(tokenizer)
+    inputs = tokenizer(TEXTS[2], return_tensors="pt")
+    inputs["decoder_input_ids"] = torch.tensor([[1, 5, 9, 14, 30]])
+    settings = {"num_beams": 1, "max_new_tokens": 5}
+    model.generate(**inputs, **settings, engine="required")
+    change(model)
+    try:
+        expected = model.generate(**inputs, **settings, engine="off").tolist()
+    except RuntimeError as error:
+        # the library's sliding window does not fit this cache
+        with pytest.raises(RuntimeError, match=re.escape(str(error))):
+            model.generate(**inputs, **settings)
+    else:
+        assert model.generate(**inputs, **settings).tolist() == expected
+    with pytest.raises(ValueError, match=UNSEEN[change]):
+        model.generate(**inputs, **settings, engine="required")
+
+
+class RoundedProducts(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is nn.functional.linear:
+            return function(args[0], args[1].mul(4).round() / 4, *args[2:])
+        return function(*args, **(kwargs or {}))
+
+
+class HalvedProducts(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        products = (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
+        return result / 2 if function in products else result
+
+
+@pytest.mark.parametrize("mode", [RoundedProducts, HalvedProducts])
+def test_a_mode_of_torch_applies_to_a_search_and_ends_with_it(mode, tokenizer):
+    model = make_model(tokenizer)
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    with mode():
+        expected = model.generate(**inputs, engine="off")
+        assert model.generate(**inputs).tolist() == expected.tolist()
+        with pytest.raises(ValueError, match=f"the mode {mode.__name__} is active"):
+            model.generate(**inputs, engine="required")
+    with torch.device("cpu"):
+        assert model.generate(**inputs, engine="required").tolist() != expected.tolist()
+
+
 def test_a_weight_that_a_lookup_changes_is_not_packed(tokenizer):
     model = make_model(tokenizer)
     model.model.encoder.embed_tokens.max_norm = 1.0
@@ -556,6 +643,7 @@ def pad_the_embedding(model):
         pad_the_embedding,
         plain_weight,
         add_hook,
+        hide_the_head,
     ],
 )
 def test_a_change_around_the_layers_is_trained(change, tokenizer):
@@ -613,7 +701,7 @@ def test_a_mask_function_that_was_patched_before_the_import_is_seen(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
     )
-    assert "create_bidirectional_mask was changed after" in done.stdout, done.stderr
+    assert "masking_utils.create_bidirectional_mask was replaced" in done.stdout, done.stderr
 
 
 def warmer(self, x):
@@ -622,6 +710,10 @@ def warmer(self, x):
 
 def colder(module, query, key, value, attention_mask, **kwargs):
     return modeling.eager_attention(module, query / 3, key, value, attention_mask)
+
+
+def backward_mask(batch_idx, head_idx, q_idx, kv_idx):
+    return kv_idx >= q_idx
 
 
 PATCHES = {
@@ -643,6 +735,11 @@ PATCHES = {
         "scaled_dot_product_attention",
         lambda query, key, value, **kwargs: value.mean(dim=2, keepdim=True).expand_as(query),
     ),
+    "another function of torch": (nn.functional, "relu", nn.functional.silu),
+    "another method of torch": (nn.ReLU, "forward", nn.Sigmoid.forward),
+    "an operator of torch": (torch, "layer_norm", lambda x, *args: x),
+    "a mask": (masking_utils, "bidirectional_mask_function", lambda b, h, q, k: (k - q).abs() < 2),
+    "a mask of padding": (masking_utils, "padding_mask_function", lambda mask: backward_mask),
     "a function that is an object": (nn.functional, "linear", Patched(nn.functional.linear)),
     "a call of torch": (
         nn.Linear,
@@ -725,6 +822,22 @@ def test_a_registered_function_under_the_librarys_name_is_seen(kind, tokenizer, 
     registry = AttentionInterface if kind == "attention" else AttentionMaskInterface
     monkeypatch.setitem(registry._global_mapping, "sdpa", colder)
     assert f"the {kind} function 'sdpa'" in reason_against_engine(model)
+    monkeypatch.setitem(registry._global_mapping, "sdpa", flash_attention_mask)
+    assert f"the {kind} function 'sdpa'" in reason_against_engine(model)
+
+
+def test_a_patched_operator_of_tensors_is_seen(tokenizer, monkeypatch):
+    model = make_model(tokenizer)
+    model.set_attn_implementation("eager")
+    assert reason_against_engine(model) is None
+    for name in ("softmax", "__matmul__"):
+        plain = getattr(torch.Tensor, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                torch.Tensor, name, lambda self, *args, plain=plain, **kw: -plain(self, *args, **kw)
+            )
+            assert reason_against_engine(model) == f"Tensor.{name} was replaced"
+        assert reason_against_engine(model) is None
 
 
 USERS_FILE = """

@@ -125,9 +125,25 @@ def patch_method(model):
     layer.fc1.forward = lambda x: plain(-x)
 
 
+def hide_a_linear_layer(model):
+    layer = model.model.decoder.layers[0]
+    plain = layer.fc1
+    object.__setattr__(layer, "fc1", lambda x: -plain(x))
+
+
+def replace_the_function_of_an_activation(model):
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        if hasattr(layer.activation_fn, "act"):
+            layer.activation_fn.act = torch.sin
+        else:
+            layer.activation_fn = torch.nn.Tanh()
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        hide_a_linear_layer,
+        replace_the_function_of_an_activation,
         scale_in_place,
         replace_parameter,
         change_embedding,
@@ -146,6 +162,73 @@ def test_a_change_of_the_model_changes_the_translations(pair, change):
     expected = by_hand(model, tokenizer, languages)
     assert expected != before
     assert translate(SENTENCES, **SEARCH) == expected
+
+
+def test_a_global_hook_runs_in_the_models_own_modules(pair):
+    model, tokenizer, languages = pair
+    translate = TranslationPipeline(model, tokenizer, **languages)
+    before = translate(SENTENCES, **SEARCH)
+    attention = type(model.model.encoder.layers[0].self_attn)
+
+    def turned(module, args, output):
+        return (-2 * output[0], *output[1:]) if isinstance(module, attention) else None
+
+    hook = torch.nn.modules.module.register_module_forward_hook(turned)
+    try:
+        expected = by_hand(model, tokenizer, languages)
+        assert expected != before
+        assert translate(SENTENCES, **SEARCH) == expected
+    finally:
+        hook.remove()
+    assert translate(SENTENCES, **SEARCH, engine="required") == before
+
+
+def test_autocast_applies_to_the_models_own_modules(pair, searched):
+    model, tokenizer, languages = pair
+    translate = TranslationPipeline(model, tokenizer, **languages)
+    translate(SENTENCES, **SEARCH)
+    assert searched
+    searched.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = translate(SENTENCES, **SEARCH, engine="off")
+        assert translate(SENTENCES, **SEARCH) == expected
+    assert not searched
+
+
+def test_an_activation_that_is_restored_is_converted_again(pair):
+    model, tokenizer, languages = pair
+    translate = TranslationPipeline(model, tokenizer, **languages)
+    before = translate(SENTENCES, **SEARCH)
+    layer = model.model.decoder.layers[0]
+    plain = layer.activation_fn
+    layer.activation_fn = torch.nn.Tanh()
+    with pytest.raises(ValueError, match="cannot be used"):
+        translate(SENTENCES, **SEARCH, engine="required")
+    layer.activation_fn = plain
+    assert translate(SENTENCES, **SEARCH, engine="required") == before
+
+
+def test_a_pipeline_translates_with_the_model_it_has(pair):
+    model, tokenizer, languages = pair
+    translate = TranslationPipeline(model, tokenizer, **languages)
+    before = translate(SENTENCES, **SEARCH)
+    translate.model = copy.deepcopy(model)
+    scale_in_place(translate.model)
+    expected = by_hand(translate.model, tokenizer, languages)
+    assert expected != before
+    assert translate(SENTENCES, **SEARCH, engine="required") == expected
+    translate.model = model
+    assert translate(SENTENCES, **SEARCH) == before
+
+
+def test_a_padding_token_in_a_text_has_the_position_of_the_library(pair):
+    model, tokenizer, languages = pair
+    translate = TranslationPipeline(model, tokenizer, **languages)
+    texts = [f"the {tokenizer.pad_token} small cat", "a house is small"]
+    for text in texts:
+        for search in (SEARCH, {**SEARCH, "target_prefix": texts[0]}):
+            expected = translate(text, **search, engine="off")
+            assert translate(text, **search) == expected
 
 
 def test_a_change_of_the_bias_of_logits_is_seen(pieces, tmp_path):
