@@ -65,7 +65,7 @@ SETTINGS = ("norm_first", "scaling", "d_k", "d_v")
 # length
 NUMBERS_PER_SUM = 4096
 # largest sum in which a float32 number keeps small changes of a weight. A greater sum, of which one
-# weight may be a large part, is replaced by the weights themselves
+# weight may be a large part, is kept with the weights themselves
 LARGEST_SUM = 100.0
 # number of tokens of each source sentence in the probe
 PROBE_LENGTHS = (7, 4, 2)
@@ -699,11 +699,11 @@ def _reason_against_engine(
             attentions += [layer.cross_attention for layer in layers]
             if (reason := reason_against_cache(layers)) is not None:
                 return reason
-        all_num_heads = {attention.q_proj.out_features // attention.d_k for attention in attentions}
-        if len(all_num_heads) > 1:
+        head_counts = {attention.q_proj.out_features // attention.d_k for attention in attentions}
+        if len(head_counts) > 1:
             return f"the layers of the {stack} have different numbers of heads"
         for attention in attentions:
-            if attention.v_proj.out_features not in {it * attention.d_v for it in all_num_heads}:
+            if attention.v_proj.out_features != max(head_counts) * attention.d_v:
                 return f"an attention of the {stack} has a d_v that does not fit its weights"
     device, dtype = model.device, model.dtype
     if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():

@@ -76,6 +76,8 @@ LIBRARY_FOLDERS = tuple(str(module.__path__[0]) for module in (torch, transforme
 HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
 # fields of a configuration that the library's masks and caches read
 MASKING_FIELDS = ("attention_chunk_size", "kv_sharing_modes", "layer_types", "sliding_window")
+# methods that tools replace to print a tensor in another way
+DESCRIBING_METHODS = ("__dir__", "__format__", "__repr__", "__str__")
 # elementwise activations of torch
 POINTWISE = (
     nn.CELU,
@@ -361,8 +363,11 @@ def _is_own_method(module_class: type[Any], name: str) -> bool:
         return True
     owner = next(base for base in module_class.__mro__ if name in vars(base))
     # `nn.Module` has two of its methods under other names
-    own_names = {f"{owner.__qualname__}.{it}" for it in (name, "_wrapped_call_impl")}
-    own_names.add("_forward_unimplemented")
+    own_names = {
+        f"{owner.__qualname__}.{name}",
+        f"{owner.__qualname__}._wrapped_call_impl",
+        "_forward_unimplemented",
+    }
     is_own = (
         is_of_library(method)
         and method.__module__ == owner.__module__
@@ -501,10 +506,11 @@ def is_of_library(function: Any) -> bool:
 
 
 def _functions_of(owner: Any) -> dict[str, Any]:
-    """Return the functions of a module or class; of torch itself, only those in compiled code."""
+    """Return the functions that compute something; of torch itself, only those in compiled code."""
     return {
         name: value
         for name, value in vars(owner).items()
+        if name not in DESCRIBING_METHODS
         if (type(value) is BuiltinFunctionType if owner is torch else _is_function(value))
     }
 

@@ -900,3 +900,8 @@ def test_the_digests_of_the_library_are_those_of_the_installed_version():
 
 def test_train_toys_are_released():
     assert reason_against_engine(train_toys.toy_model(dropout=0.1).eval()) is None
+
+
+def test_a_tensor_that_is_printed_in_another_way_is_computed_by_the_engine(tokenizer, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda tensor, **_: f"{tuple(tensor.shape)}")
+    assert reason_against_engine(make_model(tokenizer)) is None
