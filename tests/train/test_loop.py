@@ -175,7 +175,7 @@ def test_the_seed_says_what_the_first_weights_are(corpus, tmp_path):
     tables = []
     for seed in (1, 1, 2):
         config = train_toys.toy_config(corpus, tmp_path, seed=seed)
-        model, _ = setup._make_model_and_collator(config, VanillaTransformerTokenizer())
+        model, _, _ = setup._make_model_and_collator(config, VanillaTransformerTokenizer())
         tables.append(model.lm_head.weight)
     assert torch.equal(tables[0], tables[1])
     assert not torch.equal(tables[0], tables[2])

@@ -16,6 +16,7 @@ from accelerate import Accelerator, DistributedType, PartialState
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
 from accelerate.utils import (
+    DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     TorchDynamoPlugin,
@@ -82,7 +83,11 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         # `prepare` compiles the layers, so a compiler setting of the launcher must not apply too
         dynamo_plugin=TorchDynamoPlugin(backend="no") if config.compile else None,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)],
+        kwargs_handlers=[
+            InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
+            # a user's class may have weights that are not used in each step
+            DistributedDataParallelKwargs(find_unused_parameters=config.model_class is not None),
+        ],
         cpu=is_launched_on_cpu() and not requested_layouts,
     )
     layout = accelerator.distributed_type
