@@ -24,6 +24,7 @@ from ..configuration_vanilla_transformer import (
     VanillaTransformerConfig,
     closest_name,
 )
+from ..console import CUSTOM_MODULES
 from ..generation_vanilla_transformer import SearchMixin, set_paper_search
 from ..loading import AUTO_CLASS
 from ..pipeline_vanilla_transformer import evaluating
@@ -128,6 +129,7 @@ def _load_module(path: Path, saved_copy: Path | None) -> ModuleType:
     # a file with Python code always has a loader
     spec: Any = importlib.util.spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    CUSTOM_MODULES.add(path.stem)
     try:
         spec.loader.exec_module(module)
     except BaseException:

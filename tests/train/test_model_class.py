@@ -653,6 +653,45 @@ def test_a_model_that_cannot_translate_is_refused_before_it_is_trained(corpus, t
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+FAILING = """
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+
+class Failing(VanillaTransformerForConditionalGeneration):
+    def forward(self, input_ids=None, return_dict=None, **kwargs):
+        if input_ids is not None and len(input_ids) CONDITION:
+            ACTION
+        return super().forward(input_ids, **kwargs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "action", "sentence"),
+    [
+        (
+            "== 2",
+            "return super().forward(input_ids, **kwargs, return_dict=False)",
+            "Failing must run .* TypeError: forward must return an output with `.logits`, .* tuple",
+        ),
+        ("== 2", "1 / 0", r"Failing must run .* zero \(in .*gated_failing.py, line 8\)"),
+        ("!= 2", "1 / 0", r"ZeroDivisionError: .* zero \(in .*gated_failing.py, line 8\)"),
+        ("!= 2", "raise ValueError('no')", r"no \(in .*gated_failing.py, line 8\)"),
+        ("!=", "pass", r"SyntaxError: .* \(gated_failing.py, line 7\)"),
+    ],
+)
+def test_an_error_in_the_users_file_is_reported_as_one(
+    corpus, tmp_path, capsys, forgotten, condition, action, sentence
+):
+    code = FAILING.replace("CONDITION", condition).replace("ACTION", action)
+    (tmp_path / "gated_failing.py").write_text(code, encoding="utf-8")
+    model_class = f"{tmp_path}/gated_failing.py:Failing"
+    settings = train_toys.toy_settings(corpus, tmp_path / "run", model_class=model_class)
+    recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
+    assert main(["train", str(recipe), TRUST]) == 1
+    (said,) = re.findall(r"^error: (.*)$", capsys.readouterr().err, re.MULTILINE)
+    assert re.fullmatch(rf"{sentence}\.?", said)
+
+
 def test_a_dry_run_describes_the_users_model(settings, corpus, tmp_path, forgotten):
     plain = describe(train_toys.toy_config(corpus, tmp_path / "run"), "demo")
     said = describe(TrainConfig(**settings(tmp_path / "run")), "demo")
