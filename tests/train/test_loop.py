@@ -789,6 +789,11 @@ def test_a_tokenizer_that_is_not_fast_is_refused(corpus, tmp_path):
         prepare_tokenizer(config)
 
 
+def test_a_file_of_a_tokenizer_is_answered_with_its_folder(whole_run):
+    with pytest.raises(ValueError, match=r"got the file .*tokenizer.json': give its folder\."):
+        load_tokenizer(str(whole_run / "tokenizer" / "tokenizer.json"))
+
+
 def test_a_tokenizer_with_gaps_in_its_numbers_is_refused(whole_run, tmp_path):
     folder = Path(shutil.copytree(whole_run / "tokenizer", tmp_path / "gaps"))
     definition = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
