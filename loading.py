@@ -467,6 +467,8 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
     path, name = Path(source), str(source)
     if path.is_dir() and name.strip():
         return
+    if path.is_file():
+        raise ValueError(f"{rule}, got the file {name!r}: give its folder.")
     is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
     # not for datasets, because a local folder may have the name of a user on the Hub
     is_in_folder = kind == "model" and path.parent != Path() and path.parent.is_dir()

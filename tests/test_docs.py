@@ -237,13 +237,16 @@ def test_a_page_of_steps_runs_from_top_to_bottom(reader, monkeypatch, capsys):
 
 
 def test_a_changed_model_goes_from_its_first_line_to_the_hub(
-    reader, tmp_path, monkeypatch, capsys, new_process
+    reader, tmp_path, monkeypatch, capsys, caplog, new_process
 ):
+    caplog.set_level("INFO")
     shutil.copytree(reader / "my", tmp_path / "my")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (_, first), *rest = blocks(PAGES[CHANGE], "python", "text", "bash")
-    (tmp_path / "relative.py").write_text(first, encoding="utf-8")
+    saved = re.compile(r"Save this as `(.+?)`[^`]*```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    for file, code in saved.findall(PAGES[CHANGE]):
+        (tmp_path / file).write_text(code, encoding="utf-8")
+    rest = blocks(saved.sub("", PAGES[CHANGE]), "python", "text", "bash")
     for (language, block), (following, output) in zip(rest, [*rest[1:], ("", "")], strict=True):
         if language == "python":
             capsys.readouterr()
@@ -256,10 +259,11 @@ def test_a_changed_model_goes_from_its_first_line_to_the_hub(
             if words[0] == "evaluate":
                 words += ["--num_beams", "1", "--max_extra_tokens", "1"]
             assert main(words) == 0, command
-    sys.modules.pop("relative", None)
-    for run, kept in (("relative", True), ("marian", False)):
+    assert caplog.text.count("The training loss is that of RDrop.") == 1
+    for run, files in (("relative", {"relative.py"}), ("marian", set()), ("rdrop", {"rdrop.py"})):
+        sys.modules.pop(run, None)
         assert (tmp_path / "runs" / run / "model.safetensors").is_file()
-        assert (tmp_path / "runs" / run / "relative.py").is_file() == kept
+        assert {path.name for path in (tmp_path / "runs" / run).glob("*.py")} == files
 
 
 @pytest.mark.parametrize("case", of_every_page(excerpts, without=()))

@@ -35,8 +35,15 @@ class BpeDropout:
         self.dropout = dropout
         self._ids = model["vocab"]
         self._ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
-        symbols = {symbol_token(symbol) for symbol in getattr(tokenizer, "symbols", [])}
-        self._merged_tokens = {"".join(pair) for pair in self._ranks} - symbols
+        merged_tokens = {"".join(pair) for pair in self._ranks}
+        characters = {token for token in self._ids if len(token) == 1}
+        # the text of these tokens is not their name, or must not be split
+        self._segmented_tokens = (merged_tokens | characters).difference(
+            (symbol_token(symbol) for symbol in getattr(tokenizer, "symbols", [])),
+            map(str, tokenizer.added_tokens_decoder.values()),
+            (model.get("unk_token"),),
+            (f"<0x{byte:02X}>" for byte in range(256) if model.get("byte_fallback")),
+        )
 
     def __call__(self, encoding: Encoding, generator: random.Random) -> list[int]:
         """Segment a sentence.
@@ -46,23 +53,27 @@ class BpeDropout:
             generator: Random number generator.
 
         Returns:
-            Token ids. Symbols, added tokens and the end token keep their ids.
+            Token ids. Symbols, unknown, byte, added and end tokens keep their ids.
         """
         ids: list[int] = []
         entries = zip(encoding.word_ids, encoding.tokens, encoding.ids, strict=True)
-        for word_index, word_entries in itertools.groupby(entries, key=lambda entry: entry[0]):
-            _, tokens, unchanged_ids = zip(*word_entries, strict=True)
-            is_merged = word_index is not None and (
-                len(tokens) > 1 or tokens[0] in self._merged_tokens
-            )
-            ids += self.segment_word("".join(tokens), generator) if is_merged else unchanged_ids
+        for (_, is_segmented), run in itertools.groupby(
+            entries,
+            key=lambda entry: (
+                entry[0],
+                entry[0] is not None and entry[1] in self._segmented_tokens,
+            ),
+        ):
+            _, tokens, unchanged_ids = zip(*run, strict=True)
+            ids += self.segment_word("".join(tokens), generator) if is_segmented else unchanged_ids
         return ids
 
     def segment_word(self, word: str, generator: random.Random) -> list[int]:
         """Segment a word: repeat the merge of highest priority among those that are not skipped.
 
         Args:
-            word: Word, written in the byte symbols of ByteLevel.
+            word: Word, or a part of it without unknown, byte and added tokens, in the characters of
+                the vocabulary.
             generator: Random number generator.
 
         Returns:

@@ -408,6 +408,7 @@ def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResu
             batches,
             run.config.label_smoothing,
             run.config.max_grad_norm,
+            run.has_own_loss,
         )
         if run.moving_average is not None:
             run.moving_average.update(step, result.is_skipped)

@@ -10,7 +10,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 import transformers
+from torch.func import functional_call
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from .. import modeling_vanilla_transformer as modeling
@@ -22,10 +24,12 @@ from ..configuration_vanilla_transformer import (
     VanillaTransformerConfig,
     closest_name,
 )
+from ..console import CUSTOM_MODULES
 from ..generation_vanilla_transformer import SearchMixin, set_paper_search
 from ..loading import AUTO_CLASS
 from ..pipeline_vanilla_transformer import evaluating
 from ..sizes import T5_NAMES, size_of
+from .data.batches import IGNORED
 
 if TYPE_CHECKING:
     from .config import TrainConfig
@@ -125,6 +129,7 @@ def _load_module(path: Path, saved_copy: Path | None) -> ModuleType:
     # a file with Python code always has a loader
     spec: Any = importlib.util.spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    CUSTOM_MODULES.add(path.stem)
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -134,8 +139,8 @@ def _load_module(path: Path, saved_copy: Path | None) -> ModuleType:
     return module
 
 
-def _refuse_untrainable_class(model_class: type[PreTrainedModel]):
-    name, config_class = model_class.__name__, model_class.config_class
+def _forward_arguments(model_class: type[PreTrainedModel]) -> set[str]:
+    """Return the names of the arguments that `forward` takes, or passes on to a base class."""
     argument_names: set[str] = set()
     classes: tuple[Any, ...] = model_class.__mro__
     for base_class in classes:
@@ -147,6 +152,12 @@ def _refuse_untrainable_class(model_class: type[PreTrainedModel]):
                 parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()
             ):
                 break
+    return argument_names
+
+
+def _refuse_untrainable_class(model_class: type[PreTrainedModel]):
+    name, config_class = model_class.__name__, model_class.config_class
+    argument_names = _forward_arguments(model_class)
     missing_arguments = [
         argument for argument in FORWARD_ARGUMENTS if argument not in argument_names
     ]
@@ -272,39 +283,64 @@ def make_model(config: "TrainConfig", model_config: PreTrainedConfig) -> PreTrai
     return model
 
 
-def try_model(model: PreTrainedModel):
+def try_model(model: PreTrainedModel) -> bool:
     """Run `forward` and `generate` once, so that a broken model fails before training.
 
     Args:
-        model: New model on the CPU.
+        model: New model on the CPU. One with GPU kernels cannot run there, and is not tried.
+
+    Returns:
+        Whether the model has a loss of its own: with labels, its loss is not the mean cross entropy
+        of its logits.
 
     Raises:
-        RuntimeError: If the model or its search fails.
-        ValueError: If the logits do not have the shape [B, T, V].
+        ValueError: If the model or its search fails, or the logits do not have the shape [B, T, V].
     """
     name, vocab_size = type(model).__name__, model.config.vocab_size
-    # GPU kernels cannot run on the CPU
     if model.config._attn_implementation.startswith("flash"):
-        return
+        return False
     ids = torch.tensor([[3, 4, 5], [5, 4, model.config.pad_token_id]])
-    inputs = {"input_ids": ids, "attention_mask": (ids != model.config.pad_token_id).long()}
+    is_padding = ids == model.config.pad_token_id
+    inputs = {"input_ids": ids, "attention_mask": (~is_padding).long()}
+    labels = ids.masked_fill(is_padding, IGNORED)
+    batch = {**inputs, "decoder_input_ids": ids, "use_cache": False}
+    if "labels" in _forward_arguments(type(model)):
+        batch["labels"] = labels
     search = {"num_beams": 2, "max_new_tokens": 3, "pad_token_id": model.config.pad_token_id}
     if isinstance(model, SearchMixin):
         search["engine"] = "off"
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), evaluating(model):
+    outputs = []
+    with torch.random.fork_rng(devices=[]), evaluating(model):
         try:
-            logits = model(**inputs, decoder_input_ids=ids, use_cache=False).logits
+            for is_training in (True, False):
+                model.train(is_training)
+                # the model may count its calls, so the copies of its buffers take these two
+                buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+                with torch.set_grad_enabled(is_training):
+                    output = functional_call(model, buffers, (), batch)
+                if getattr(output, "logits", None) is None:
+                    raise TypeError(
+                        "forward must return an output with `.logits`, as Seq2SeqLMOutput, got "
+                        f"{type(output).__name__}."
+                    )
+                outputs.append(output)
             model.generate(**inputs, **search)
         except Exception as error:
-            raise RuntimeError(
+            raise ValueError(
                 f"{name} must run `forward` and `generate`, but failed on a batch of two "
                 f"sentences: {type(error).__name__}: {error}"
             ) from error
-    if logits.shape != (*ids.shape, vocab_size):
-        raise ValueError(
-            f"the logits of {name} must have the shape {(*ids.shape, vocab_size)}, got "
-            f"{tuple(logits.shape)}."
-        )
+    has_own_loss = False
+    for output in outputs:
+        if output.logits.shape != (*ids.shape, vocab_size):
+            raise ValueError(
+                f"the logits of {name} must have the shape {(*ids.shape, vocab_size)}, got "
+                f"{tuple(output.logits.shape)}."
+            )
+        loss = getattr(output, "loss", None)
+        cross_entropy = F.cross_entropy(output.logits.float().mT, labels)
+        has_own_loss |= loss is not None and not torch.isclose(loss.float(), cross_entropy)
+    return has_own_loss
 
 
 def copy_model_file(config: "TrainConfig", folder: Path):

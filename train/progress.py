@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from ..atomic_files import to_disk, write_atomically
 from ..configuration_vanilla_transformer import closest_name
+from ..records import NUMBER
 from .config import LOSS, TrainConfig
 from .data.batches import IGNORED
 from .run_folder.files import METRICS_FILE, read_metrics
@@ -182,12 +183,13 @@ class Progress:
         """Write a line to `metrics.jsonl`, and send it to the trackers.
 
         Args:
-            facts: Entries of the line; null replaces a number that is not finite.
+            facts: Entries of the line; null replaces a number that is not finite, or too large
+                to be read again.
         """
         if not self.accelerator.is_main_process:
             return
         facts = {
-            name: None if isinstance(fact, float) and not math.isfinite(fact) else fact
+            name: None if isinstance(fact, float) and not NUMBER.matches(fact) else fact
             for name, fact in facts.items()
         }
         with self.path.open("a", encoding="utf-8") as file:

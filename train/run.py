@@ -74,6 +74,7 @@ class Run:
         collator: Collator of micro-batches.
         step_dataset: Dataset that contains the micro-batches of this process for each step.
         model: Model, not wrapped.
+        has_own_loss: Whether the model is trained with a loss of its own.
         wrapped_model: Model that `accelerator` prepared.
         optimizer: Optimizer, not wrapped.
         wrapped_optimizer: Optimizer that `accelerator` prepared.
@@ -107,6 +108,7 @@ class Run:
     collator: Collator
     step_dataset: TrainingSteps | StreamedSteps
     model: PreTrainedModel
+    has_own_loss: bool
     wrapped_model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     wrapped_optimizer: AcceleratedOptimizer
@@ -216,7 +218,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         config, resume, accelerator, until_end
     )
     # weights are loaded before `prepare`, which may leave only a part of them in each process
-    model, collator, run_state = distribution.in_all_processes(
+    model, has_own_loss, collator, run_state = distribution.in_all_processes(
         lambda: _make_or_load_model(config, tokenizer, checkpoint)
     )
     wrapped_model, optimizer, wrapped_optimizer = distribution.prepare(accelerator, model, config)
@@ -252,6 +254,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         collator=collator,
         step_dataset=step_dataset,
         model=model,
+        has_own_loss=has_own_loss,
         wrapped_model=wrapped_model,
         optimizer=optimizer,
         wrapped_optimizer=wrapped_optimizer,
@@ -410,15 +413,15 @@ def _checkpoint_to_resume(folder: Path, config: TrainConfig, resume: bool) -> Pa
 
 def _make_or_load_model(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, checkpoint: Path | None
-) -> tuple[PreTrainedModel, Collator, dict[str, Any]]:
-    """Return the model, the collator and the state of the run, new or from a checkpoint."""
-    model, collator = _make_model_and_collator(config, tokenizer)
+) -> tuple[PreTrainedModel, bool, Collator, dict[str, Any]]:
+    """Return the model, whether it has its own loss, the collator and the state of the run."""
+    model, has_own_loss, collator = _make_model_and_collator(config, tokenizer)
     if checkpoint is None:
-        return model, collator, dict(NEW_STATE)
+        return model, has_own_loss, collator, dict(NEW_STATE)
     checkpointing.load_weights(model, checkpointing.read_weights(checkpoint))
     state = checkpointing.read_state(checkpoint)
     check(state, checkpointing.RUN_STATE_SCHEMA, checkpoint / checkpointing.STATE_FILE)
-    return model, collator, state
+    return model, has_own_loss, collator, state
 
 
 def _make_step_dataset(
@@ -532,7 +535,7 @@ def _refuse_changed_data(new_identity: dict[str, Any], old_identity: dict[str, A
 
 def _make_model_and_collator(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase
-) -> tuple[PreTrainedModel, Collator]:
+) -> tuple[PreTrainedModel, bool, Collator]:
     start_id = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     model_config = config.model_config(
         len(tokenizer),
@@ -545,9 +548,16 @@ def _make_model_and_collator(
     set_seed(config.seed)
     model = make_model(config, model_config)
     set_search(model, config)
-    if config.model_class is not None:
-        try_model(model)
-    return model, Collator(tokenizer.pad_token_id, start_id, len(tokenizer))
+    has_own_loss = config.model_class is not None and try_model(model)
+    if has_own_loss:
+        name = type(model).__name__
+        if config.label_smoothing:
+            raise ValueError(
+                f"label_smoothing must be 0 for {name}, which has a loss of its own, got "
+                f"{config.label_smoothing:g}: set --label_smoothing 0."
+            )
+        logger.info("The training loss is that of %s.", name)
+    return model, has_own_loss, Collator(tokenizer.pad_token_id, start_id, len(tokenizer))
 
 
 def _fill_in_micro_batch_size(

@@ -85,7 +85,11 @@ def takes_fused_loss(accelerator: Accelerator, model: nn.Module) -> bool:
 
 
 def batch_loss_sum(
-    accelerator: Accelerator, model: nn.Module, inputs: dict[str, Tensor], label_smoothing: float
+    accelerator: Accelerator,
+    model: nn.Module,
+    inputs: dict[str, Tensor],
+    label_smoothing: float,
+    has_own_loss: bool = False,
 ) -> Tensor:
     """Sum the smoothed loss over a batch's tokens, with the fused loss if the model allows it.
 
@@ -95,10 +99,14 @@ def batch_loss_sum(
         inputs: Batch on the device, with `label_indices`, the indices of the labels that are not
             `IGNORED`, in the flattened labels [B * T].
         label_smoothing: epsilon_ls.
+        has_own_loss: Whether the loss is the model's own; it counts as a mean over the tokens.
 
     Returns:
         Sum of the loss, a scalar in float32.
     """
+    if has_own_loss:
+        model_inputs = {name: inputs[name] for name in inputs if name != "label_indices"}
+        return model(**model_inputs, use_cache=False).loss.float() * len(inputs["label_indices"])
     if not takes_fused_loss(accelerator, model):
         model_inputs = {
             name: inputs[name] for name in inputs if name not in ("labels", "label_indices")
@@ -169,6 +177,7 @@ def training_step(
     batches: Sequence[dict[str, Tensor]],
     label_smoothing: float,
     max_grad_norm: float | None = None,
+    has_own_loss: bool = False,
 ) -> StepResult:
     """Update the weights once, with the mean loss over all target tokens of all processes.
 
@@ -183,6 +192,7 @@ def training_step(
         batches: Micro-batches of this process in host memory; each process has the same number.
         label_smoothing: epsilon_ls.
         max_grad_norm: Norm to which a larger gradient is clipped; None for no clipping.
+        has_own_loss: Argument of `batch_loss_sum`.
 
     Returns:
         Result of the step, on the device.
@@ -214,7 +224,7 @@ def training_step(
                 inputs = on_device(
                     {**batch, "label_indices": torch.from_numpy(label_indices)}, device
                 )
-                loss_sum = batch_loss_sum(accelerator, model, inputs, label_smoothing)
+                loss_sum = batch_loss_sum(accelerator, model, inputs, label_smoothing, has_own_loss)
                 # data-parallel training averages gradients over processes; the factor
                 # num_processes turns the average into a sum
                 accelerator.backward(loss_sum * accelerator.num_processes / step_tokens)

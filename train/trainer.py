@@ -64,6 +64,8 @@ class FusedTrainer(Seq2SeqTrainer):
             and "_loss_function" not in vars(unwrapped_model)
             and not return_outputs
             and takes_fused_loss(self.accelerator, model)
+            # with another type, the library computes another loss
+            and unwrapped_model.loss_type == "ForMaskedLM"
             and not self.is_model_parallel
             and self.compute_loss_func is None
             and self.neftune_noise_alpha is None

@@ -8,10 +8,11 @@ import random
 import datasets
 import numpy as np
 import pytest
+import sentencepiece
 import train_toys
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerTokenizer
@@ -21,6 +22,7 @@ from vanilla_transformer.train.data.batches import Collator
 from vanilla_transformer.train.data.pairs import Segmentation, encode_pairs
 from vanilla_transformer.train.data.prepare import load_texts, make_steps, prepare_data
 from vanilla_transformer.train.recipe import load_config
+from vanilla_transformer.train.vocabulary import load_tokenizer
 
 SENTENCES = ["the lower the lowest", "das Haus der Häuser", "newer, slower; 1999 (S (NP"] * 3
 
@@ -103,6 +105,57 @@ def test_symbols_and_added_tokens_stay_whole():
     assert {"<2de>", "Ġ(S", "Ġ(NP", "</s>"} <= set(tokens)
     assert "".join(tokens).count("lower") == 1
     assert "lower" not in tokens
+
+
+def library_tokenizer(falls_back):
+    """Tokenizer like Llama's, in which merges also make the names of tokens."""
+    words = ["\u2581the", "\u2581lower", "\u2581new", "er", "<unk>", "<0xF0>"]
+    merges = dict.fromkeys((word[:end], word[end]) for word in words for end in range(1, len(word)))
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256) if falls_back)]
+    tokens += [part for left, right in merges for part in (left, right, left + right)]
+    vocab = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
+    model = models.BPE(vocab, [*merges], unk_token="<unk>", byte_fallback=falls_back)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    byte_decoders = [decoders.ByteFallback()] if falls_back else []
+    tokenizer.decoder = decoders.Sequence([*byte_decoders, decoders.Metaspace()])
+    tokenizer.add_tokens(["<2de>", "new"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"byte_fallback": True},
+        {"user_defined_symbols": ["<2de>"]},
+        {"control_symbols": ["<2de>"], "byte_fallback": True},
+        "library",
+        "library with bytes",
+    ],
+    ids=str,
+)
+def test_unknown_byte_and_added_tokens_stay_whole(settings, tmp_path):
+    if isinstance(settings, str):
+        tokenizer = library_tokenizer("bytes" in settings)
+    else:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([*SENTENCES, *["<unk> <0xF0> (x"] * 9]),
+            model_prefix=str(tmp_path / "spm"),
+            model_type="bpe",
+            vocab_size=400,
+            hard_vocab_limit=False,
+            minloglevel=2,
+            **settings,
+        )
+        tokenizer = load_tokenizer(str(tmp_path / "spm.model"))
+    unknown = "<2de> the lower \U0001f600the<2de>lower \u6f22\u5b57new <unk> <0xF0>"
+    for text in (*SENTENCES, unknown):
+        plain = tokenizer(text).input_ids
+        assert spelled(tokenizer, text, 1e-9) == plain
+        ids = [spelled(tokenizer, text, 0.5, seed) for seed in range(9)]
+        assert any(each != plain for each in ids)
+        assert {tokenizer.decode(each) for each in ids} == {tokenizer.decode(plain)}
 
 
 def test_a_tokenizer_without_merges_is_refused():

@@ -175,7 +175,7 @@ def test_the_seed_says_what_the_first_weights_are(corpus, tmp_path):
     tables = []
     for seed in (1, 1, 2):
         config = train_toys.toy_config(corpus, tmp_path, seed=seed)
-        model, _ = setup._make_model_and_collator(config, VanillaTransformerTokenizer())
+        model, _, _ = setup._make_model_and_collator(config, VanillaTransformerTokenizer())
         tables.append(model.lm_head.weight)
     assert torch.equal(tables[0], tables[1])
     assert not torch.equal(tables[0], tables[2])
@@ -787,6 +787,11 @@ def test_a_tokenizer_that_is_not_fast_is_refused(corpus, tmp_path):
     config = train_toys.toy_config(corpus, tmp_path / "run", tokenizer=str(tmp_path / "bytes"))
     with pytest.raises(ValueError, match=r"tokenizer .* must be a fast one, got ByT5Tokenizer"):
         prepare_tokenizer(config)
+
+
+def test_a_file_of_a_tokenizer_is_answered_with_its_folder(whole_run):
+    with pytest.raises(ValueError, match=r"got the file .*tokenizer.json': give its folder\."):
+        load_tokenizer(str(whole_run / "tokenizer" / "tokenizer.json"))
 
 
 def test_a_tokenizer_with_gaps_in_its_numbers_is_refused(whole_run, tmp_path):

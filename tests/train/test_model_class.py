@@ -25,7 +25,7 @@ from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.dry_run import describe
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.model_class import make_config, size_of
+from vanilla_transformer.train.model_class import make_config, size_of, try_model
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints, read_weights
 from vanilla_transformer.train.run_folder.files import read_metrics
 
@@ -70,6 +70,37 @@ class Gated(VanillaTransformerForConditionalGeneration):
         for layer in (*self.model.encoder.layers, *self.model.decoder.layers):
             layer.feed_forward = Gate(layer.feed_forward, config)
         self.post_init()
+"""
+# a loss of its own, the smoothed one, and weights that get no gradient in all or some steps
+OWN_LOSS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+
+class Plain(VanillaTransformerForConditionalGeneration):
+    def __init__(self, config):
+        super().__init__(config)
+        self.unused = nn.Linear(4, 4)
+        self.shift = nn.Parameter(torch.zeros(config.vocab_size))
+        self.post_init()
+
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids=input_ids, **kwargs)
+        if input_ids is not None and (is_shifted := input_ids[:, 0] % 4 == 1).any():
+            output.logits = output.logits + is_shifted[:, None, None] * self.shift
+        return output
+
+
+class Own(Plain):
+    def forward(self, labels=None, **kwargs):
+        output = super().forward(**kwargs)
+        if labels is not None:
+            logits = output.logits.float().flatten(0, 1)
+            output.loss = F.cross_entropy(logits, labels.flatten(), label_smoothing=0.1)
+        return output
 """
 # the names of T5's sizes, where they are not Marian's
 T5_SIZES = {
@@ -243,6 +274,129 @@ def test_two_processes_train_it_as_one_does(settings, tmp_path):
     one, two = (train_toys.weights(tmp_path / name) for name in "02")
     for name in [name for name in one if not name.endswith("calls")]:
         torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
+
+
+@pytest.fixture
+def own_loss(corpus, tmp_path, forgotten):
+    """Return a function that gives the settings of a run with a class of `OWN_LOSS`."""
+    (tmp_path / "gated_loss.py").write_text(OWN_LOSS, encoding="utf-8")
+
+    def made(folder, name, **changes):
+        smoothing = 0.1 if name == "Plain" else 0.0
+        changes = {"label_smoothing": smoothing, "tokens_per_micro_batch": 60, **changes}
+        model_class = f"{tmp_path}/gated_loss.py:{name}"
+        return train_toys.toy_settings(
+            corpus, tmp_path / folder, model_class=model_class, **changes
+        )
+
+    return made
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loss_of_its_own_is_trained_as_it_is_written(own_loss, tmp_path, precision, caplog):
+    caplog.set_level("INFO")
+    for folder, name in (("plain", "Plain"), ("own", "Own"), ("resumed", "Own")):
+        settings = own_loss(folder, name, precision=precision)
+        if folder == "resumed":
+            train(TrainConfig(**settings | {"max_steps": 6}))
+        caplog.clear()
+        train(TrainConfig(**settings), resume=folder == "resumed")
+        assert ("The training loss is that of Own." in caplog.text) == (name == "Own")
+    train_toys.assert_same_bits(tmp_path / "own", tmp_path / "resumed")
+    plain, own = (train_toys.weights(tmp_path / name) for name in ("plain", "own"))
+    torch.testing.assert_close(own, plain, atol=1e-4, rtol=1e-3)
+    assert own["shift"].any()
+    losses = [
+        {line["step"]: line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line}
+        for name in ("plain", "own")
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_two_processes_train_a_loss_and_weights_that_some_steps_do_not_use(own_loss, tmp_path):
+    for processes in (0, 2):
+        settings = own_loss(str(processes), "Own", model={"dropout": 0.0}, max_steps=4)
+        recipe = train_toys.write_recipe(tmp_path / f"{processes}.yaml", settings)
+        train_toys.run_command(recipe, TRUST, processes=processes)
+    one, two = (train_toys.weights(tmp_path / name) for name in "02")
+    torch.testing.assert_close(two, one, atol=2e-4, rtol=1e-3)
+    assert one["shift"].any()
+
+
+def test_a_loss_of_its_own_smooths_by_itself(own_loss):
+    config = TrainConfig(**own_loss("run", "Own", label_smoothing=0.1))
+    with pytest.raises(ValueError, match=r"must be 0 for Own, .* set --label_smoothing 0"):
+        train(config)
+
+
+class InTraining(VanillaTransformerForConditionalGeneration):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        if self.training:
+            output.loss = output.logits.square().mean()
+        return output
+
+
+class InEvaluation(VanillaTransformerForConditionalGeneration):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        if not self.training:
+            output.loss = output.logits.square().mean()
+        return output
+
+
+class LossFunction(VanillaTransformerForConditionalGeneration):
+    def __init__(self, config):
+        super().__init__(config)
+        self.loss_function = lambda logits, labels, vocab_size: logits.square().mean()
+
+
+class LossType(VanillaTransformerForConditionalGeneration):
+    def __init__(self, config):
+        super().__init__(config)
+        self.loss_type = "ForCausalLM"
+
+
+class WithoutLabels(VanillaTransformerForConditionalGeneration):
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        decoder_input_ids=None,
+        encoder_outputs=None,
+        cache=None,
+        past_key_values=None,
+        use_cache=None,
+        return_dict=None,
+    ):
+        arguments = {name: value for name, value in locals().items() if value is not None}
+        del arguments["self"], arguments["__class__"]
+        return super().forward(**arguments)
+
+
+class Counting(VanillaTransformerForConditionalGeneration):
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, *args, **kwargs):
+        self.calls += self.training
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "expected"),
+    [
+        *[(each, True) for each in (InTraining, InEvaluation, LossFunction, LossType)],
+        *[(each, False) for each in (WithoutLabels, Counting)],
+    ],
+)
+def test_a_loss_that_is_not_the_cross_entropy_of_the_logits_is_noticed(model_class, expected):
+    model = model_class(train_toys.toy_model().config)
+    model.generation_config.decoder_start_token_id = model.generation_config.bos_token_id = 1
+    assert try_model(model) is expected
+    assert not any(buffer.any() for name, buffer in model.named_buffers() if name == "calls")
+    assert model.training
 
 
 def test_it_loads_from_the_hub_where_only_the_package_is_installed(run, tmp_path, forgotten):
@@ -494,9 +648,48 @@ def test_a_model_that_cannot_translate_is_refused_before_it_is_trained(corpus, t
     toy = train_toys.toy_settings(
         corpus, tmp_path / "run", model_class="transformers:T5ForConditionalGeneration"
     )
-    with pytest.raises(RuntimeError, match=r"failed on a batch of two sentences: IndexError: list"):
+    with pytest.raises(ValueError, match=r"failed on a batch of two sentences: IndexError: list"):
         train(TrainConfig(**toy | {"model": sizes}))
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+FAILING = """
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+
+class Failing(VanillaTransformerForConditionalGeneration):
+    def forward(self, input_ids=None, return_dict=None, **kwargs):
+        if input_ids is not None and len(input_ids) CONDITION:
+            ACTION
+        return super().forward(input_ids, **kwargs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "action", "sentence"),
+    [
+        (
+            "== 2",
+            "return super().forward(input_ids, **kwargs, return_dict=False)",
+            "Failing must run .* TypeError: forward must return an output with `.logits`, .* tuple",
+        ),
+        ("== 2", "1 / 0", r"Failing must run .* zero \(in .*gated_failing.py, line 8\)"),
+        ("!= 2", "1 / 0", r"ZeroDivisionError: .* zero \(in .*gated_failing.py, line 8\)"),
+        ("!= 2", "raise ValueError('no')", r"no \(in .*gated_failing.py, line 8\)"),
+        ("!=", "pass", r"SyntaxError: .* \(gated_failing.py, line 7\)"),
+    ],
+)
+def test_an_error_in_the_users_file_is_reported_as_one(
+    corpus, tmp_path, capsys, forgotten, condition, action, sentence
+):
+    code = FAILING.replace("CONDITION", condition).replace("ACTION", action)
+    (tmp_path / "gated_failing.py").write_text(code, encoding="utf-8")
+    model_class = f"{tmp_path}/gated_failing.py:Failing"
+    settings = train_toys.toy_settings(corpus, tmp_path / "run", model_class=model_class)
+    recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
+    assert main(["train", str(recipe), TRUST]) == 1
+    (said,) = re.findall(r"^error: (.*)$", capsys.readouterr().err, re.MULTILINE)
+    assert re.fullmatch(rf"{sentence}\.?", said)
 
 
 def test_a_dry_run_describes_the_users_model(settings, corpus, tmp_path, forgotten):

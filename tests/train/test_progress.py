@@ -105,6 +105,12 @@ def test_the_bar_of_a_run_of_days_on_eight_fast_devices_fits(progress, monkeypat
         assert "left" in line
 
 
+def test_what_is_written_can_be_read_again(progress):
+    progress.write(step=1, loss=1e45, grad_norm=float("inf"), perplexity=float("nan"), skipped=2)
+    [line] = read_metrics(progress.path.parent)
+    assert line == {"step": 1, "loss": None, "grad_norm": None, "perplexity": None, "skipped": 2}
+
+
 def test_the_bar_of_a_run_with_a_time_budget_marks_its_steps_as_an_estimate(corpus, tmp_path):
     config = train_toys.toy_config(corpus, tmp_path, max_minutes=9)
     estimating = Progress(tmp_path, config, 0, None, Accelerator(cpu=True))

@@ -131,6 +131,22 @@ def test_the_users_own_loss_is_used(trained, monkeypatch):
     assert_same(plain, trained(FusedTrainer, compute_loss_func=twice))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("loss_type", "ForCausalLM"),
+        ("loss_function", lambda logits, labels, vocab_size, **_: logits.square().mean()),
+    ],
+)
+def test_the_loss_of_the_users_model_is_used(trained, model, monkeypatch, name, value):
+    released = trained(Seq2SeqTrainer)
+    setattr(model, name, value)
+    plain = trained(Seq2SeqTrainer)
+    assert plain[0] != pytest.approx(released[0], rel=1e-5)
+    monkeypatch.setattr(trainer, "batch_loss_sum", None)
+    assert_same(plain, trained(FusedTrainer))
+
+
 def test_noise_on_the_embeddings_is_added(trained, monkeypatch):
     monkeypatch.setattr(trainer, "batch_loss_sum", None)
     plain = trained(Seq2SeqTrainer, neftune_noise_alpha=20.0)

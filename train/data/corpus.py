@@ -388,7 +388,7 @@ def _to_translation_schema(
         for name, column_type in input_features.items()
     }
     for name in names:
-        if column_types.get(str(name)) not in ("string", "large_string", "str"):
+        if column_types.get(str(name)) not in ("string", "large_string", "string_view", "str"):
             found = ", ".join(f"{found} ({type_name})" for found, type_name in column_types.items())
             raise ValueError(
                 f"dataset {dataset!r} must have a column {name!r} of text, got {found}. Set other "

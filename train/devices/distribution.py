@@ -16,6 +16,7 @@ from accelerate import Accelerator, DistributedType, PartialState
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
 from accelerate.utils import (
+    DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     TorchDynamoPlugin,
@@ -82,7 +83,11 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         # `prepare` compiles the layers, so a compiler setting of the launcher must not apply too
         dynamo_plugin=TorchDynamoPlugin(backend="no") if config.compile else None,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)],
+        kwargs_handlers=[
+            InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
+            # a user's class may have weights that are not used in each step
+            DistributedDataParallelKwargs(find_unused_parameters=config.model_class is not None),
+        ],
         cpu=is_launched_on_cpu() and not requested_layouts,
     )
     layout = accelerator.distributed_type
@@ -100,6 +105,7 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
     if layout == DistributedType.DEEPSPEED:
         _check_deepspeed(accelerator, config)
     _refuse_precision(config.precision, accelerator.device)
+    _warn_of_other_precision(config.precision, accelerator)
     disable_cudnn_attention()
     _warn_of_idle_cores(accelerator)
     _warn_of_idle_tensor_cores(config.precision, accelerator)
@@ -291,6 +297,17 @@ def _refuse_precision(precision: str, device: torch.device):
     ):
         raise ValueError(
             f"precision must be fp32 or fp16 on {torch.cuda.get_device_name()}, got 'bf16'."
+        )
+
+
+def _warn_of_other_precision(precision: str, accelerator: Accelerator):
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if accelerator.is_main_process and launched not in ("no", precision):
+        logger.warning(
+            "The launcher's mixed_precision %s is not used: the precision is %s, which --precision "
+            "sets.",
+            launched,
+            precision,
         )
 
 

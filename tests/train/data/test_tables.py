@@ -5,11 +5,13 @@ import tempfile
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
 import pytest
 import train_toys
 from corpus_files import OPENERS, as_csv, as_tmx, as_tsv, write_every_kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import feather
 
 from vanilla_transformer.train.data.corpus import (
     SPLITS,
@@ -112,7 +114,10 @@ def test_the_setting_columns_names_or_numbers_them(streaming, tmp_path):
     write(tmp_path / "x.jsonl", json.dumps(rows[0]))
     datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "x.parquet"))
     write(tmp_path / "x.csv", "Source,Target,en,de\na,b,x,y\n")
-    for name in ("x.jsonl", "x.parquet", "x.csv"):
+    # the type of text in files of Polars and DuckDB
+    table = pa.table({name: pa.array([rows[0][name]], pa.string_view()) for name in names.values()})
+    feather.write_feather(table, tmp_path / "x.arrow", compression="uncompressed")
+    for name in ("x.jsonl", "x.parquet", "x.csv", "x.arrow"):
         assert read(tmp_path / name, streaming, names) == [("a", "b")], name
 
 

@@ -580,6 +580,17 @@ def test_the_script_for_slurm_starts_one_launcher_a_machine(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("launched", "is_said"), [(None, False), ("no", False), ("bf16", False), ("fp16", True)]
+)
+def test_another_precision_of_the_launcher_is_mentioned(monkeypatch, caplog, launched, is_said):
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    if launched is not None:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    distribution.open_accelerator(TrainConfig(precision="bf16"))
+    assert ("is not used: the precision is bf16, which --precision sets" in caplog.text) == is_said
+
+
+@pytest.mark.parametrize(
     ("precision", "capability", "matmul", "is_said"),
     [
         ("fp32", (9, 0), "highest", True),
