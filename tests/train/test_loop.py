@@ -161,7 +161,7 @@ def test_settings_reach_the_step_the_save_and_the_search(corpus, tmp_path, monke
     search = {"num_beams": 3, "length_penalty_alpha": 0.3, "max_extra_tokens": 7}
     settings = {**of_a_step, **of_the_run, **of_the_rate, **search}
     train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
-    assert of_steps == [(0.3, 0.7)] * 3
+    assert of_steps == [(0.3, 0.7, False)] * 3
     # the log has the rate by itself: this is the one that the weights are changed with
     expected = [0.5 * equations.learning_rate(number, 16, 2) for number in (1, 2, 3)]
     assert rates == pytest.approx(expected)
