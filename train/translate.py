@@ -559,7 +559,8 @@ def _translate_subtitles(
     num_changed = sum(any(part.has_markup for part in parts) for parts in parts_of_subtitles)
     if num_changed:
         logger.warning(
-            "%s: %s subtitles lose markup, such as <i>, that encloses only some of their words.",
+            "%s: markup that encloses only some words of a subtitle, such as <i>, is removed. "
+            "Subtitles with such markup: %s.",
             name,
             f"{num_changed:,}",
         )

@@ -182,7 +182,8 @@ def test_markup_inside_a_subtitle_is_counted(model, tmp_path, capsys, caplog):
     assert main(["translate", model[0], str(path)]) == 0
     (dogs,) = texts_of(model[1](["dogs"]))
     assert f"<b>{dogs}</b>" in capsys.readouterr().out
-    assert "film.srt: 1 subtitles lose markup" in caplog.text
+    assert "film.srt: markup that encloses only some words of a subtitle" in caplog.text
+    assert "Subtitles with such markup: 1." in caplog.text
 
 
 def test_a_translation_has_as_many_lines_as_its_subtitle():
