@@ -79,8 +79,8 @@ def run_command(
         _close_progress_bars()
         if TRACEBACK in all_arguments:
             raise
-        if place := _place_in_custom_code(error):
-            error.add_note(f"in {place}")
+        if location := _location_in_custom_code(error):
+            error.add_note(f"in {location}")
         if not _is_reported_by_first_process():
             sys.stderr.write(f"error: {sentence_of(error) or _unexpected_sentence(error)}\n")
         return 1
@@ -93,13 +93,13 @@ def _close_progress_bars():
         bar.close()
 
 
-def _place_in_custom_code(error: BaseException) -> str | None:
+def _location_in_custom_code(error: BaseException) -> str | None:
     """Return file and line of a user's model that raised an exception, or called what raised it."""
     frames = list(traceback.walk_tb(error.__traceback__))
     if error.__cause__ is not None:
         frames += traceback.walk_tb(error.__cause__.__traceback__)
     for frame, line in reversed(frames):
-        module = frame.f_globals.get("__name__", "")
+        module = frame.f_globals.get("__name__") or ""
         if module in CUSTOM_MODULES or module.startswith("transformers_modules."):
             return f"{frame.f_code.co_filename}, line {line}"
     return None
@@ -109,7 +109,7 @@ def _unexpected_sentence(error: BaseException) -> str:
     name = type(error).__name__
     sentence = _with_notes(error, f"{name}: {error}" if str(error) else name)
     # the message of a syntax error names the file
-    if _place_in_custom_code(error) is not None or isinstance(error, SyntaxError):
+    if _location_in_custom_code(error) is not None or isinstance(error, SyntaxError):
         return sentence
     return (
         f"unexpected {sentence.removesuffix('.')}. This is a defect of vanilla_transformer, or a "

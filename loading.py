@@ -325,8 +325,9 @@ def read_tokenizer(
             code_description = _describe_code(next(filter(None, reversed(addresses))))
             refuse_code(Path(source, TOKENIZER_FILE), code_description, remedy)
         reason = " ".join(str(error).split())
-        if "PathLike object, not NoneType" in reason:
-            reason = f"it has no {', '.join(_missing_tokenizer_files(source))}."
+        is_opened_as_none = "PathLike object, not NoneType" in reason
+        if is_opened_as_none and (missing_files := _missing_tokenizer_files(source)):
+            reason = f"it has no {', '.join(missing_files)}."
         raise ValueError(f"tokenizer {str(source)!r} cannot be loaded: {reason}") from error
 
 

@@ -750,7 +750,7 @@ def test_sparse_weights_run_the_modules(lively_model, source, searched, layout):
 
 def test_int8_gives_scores_only_without_a_cache(lively_model, source):
     with pytest.raises(
-        ValueError, match="return_dict_in_generate is set, and the engine returns no"
+        ValueError, match="return_dict_in_generate is set, and the engine returns no cache"
     ):
         lively_model().generate(**source, **PAPER, **SCORES, int8=True)
 
