@@ -200,6 +200,27 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
         A clause that names the module and its difference, or None if there is none.
     """
     model = modules[0][1]
+    return _difference_in_modules(modules, model) or _replaced_method(model)
+
+
+def difference_below_head(model: PreTrainedModel) -> str | None:
+    """Return the first difference in the code of a model's modules; the model may be of any class.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        A clause that names the module and its difference, or None if there is none.
+    """
+    modules: list[tuple[str, Any, Any]] = []
+    for name, allowed_classes in SUBMODULES[HEAD[0]].items():
+        _collect_modules(name, vars(model)["_modules"].get(name), allowed_classes, modules)
+    return _difference_in_modules(modules, model)
+
+
+def _difference_in_modules(
+    modules: list[tuple[str, Any, Any]], model: PreTrainedModel
+) -> str | None:
     if (difference := _difference_around_modules(model.config)) is not None:
         return difference
     # a model has many modules of few classes from few files, so each is compared only once
@@ -216,7 +237,7 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
             difference = _settings_difference(name, module, model)
         if difference is not None:
             return f"{name or type(model).__name__} {difference}"
-    return _replaced_method(model)
+    return None
 
 
 def _replaced_method(model: nn.Module) -> str | None:
@@ -972,6 +993,6 @@ RELEASED: dict[str, dict[str, str]] = {
     "cpu_kernels": {
         "CheapDropout": "1b7589462f4f3fd4",
         "OneDnnLinear": "2266c24038f7c178",
-        "attention_in_float32": "d38cce84b67a3d61",
+        "half_precision_attention": "f8bc949da3d9c206",
     },
 }

@@ -26,7 +26,7 @@ from .data.batches import StepData, TrainingSteps, evaluation_batches
 from .data.pairs import format_counts
 from .data.streaming import StreamedSteps
 from .devices import distribution
-from .devices.cpu_kernels import FLOAT32_ATTENTION
+from .devices.cpu_kernels import CPU_ATTENTION
 from .ending import (
     StopRequests,
     ending_if_stalled,
@@ -396,7 +396,7 @@ def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResu
     torch.manual_seed(int(seeds.generate_state(1)[0]))
     cells = count_cells(batches)
     # an edited model may read the mask itself, so only the released code gets a mask for SDPA
-    is_sdpa = run.model.config._attn_implementation in ("sdpa", FLOAT32_ATTENTION)
+    is_sdpa = run.model.config._attn_implementation in ("sdpa", CPU_ATTENTION)
     if is_sdpa and difference_outside_layers(run.model) is None:
         batches = [mask_for_sdpa(batch, keeps_mask=run.config.compile) for batch in batches]
     try:

@@ -1,4 +1,4 @@
-"""CPU kernels for training: oneDNN products, cheap dropout, attention in float32."""
+"""CPU kernels for training: oneDNN products, cheap dropout, attention in half precision."""
 
 import functools
 from typing import Any
@@ -13,16 +13,20 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ...identity_vanilla_transformer import computing_modules, first_difference
-from ...kernels_vanilla_transformer import is_intel
+from ...identity_vanilla_transformer import difference_below_head
+from ...kernels_vanilla_transformer import has_bf16_instructions, is_intel
 
 # smallest number of elements of each factor for oneDNN: for smaller matrices, building oneDNN's
 # kernel takes longer than the kernel saves
 SMALLEST_FOR_ONEDNN = 2**14
 # number of values of the 16 random bits that dropout uses for each element
 LANES = 2**16
-# name under which `attention_in_float32` is registered in transformers
-FLOAT32_ATTENTION = "sdpa_float32"
+# name under which `half_precision_attention` is registered in transformers
+CPU_ATTENTION = "sdpa_half_on_cpu"
+# largest number of keys for attention in bf16, which keeps all weights for the backward pass
+LONGEST_FOR_BF16 = 256
+# number of scores that are computed at a time: 4 MiB in float32
+SCORES_IN_CACHE = 2**20
 
 
 @functools.cache
@@ -166,7 +170,7 @@ class _Drop(torch.autograd.Function):
         return grad_output * ctx.is_kept.to(grad_output.dtype).mul_(ctx.scale), None
 
 
-def attention_in_float32(
+def half_precision_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -174,9 +178,11 @@ def attention_in_float32(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute torch's attention in float32, even if the model uses half precision. Section 3.2.1.
+    """Compute the attention of a model in half precision as fast as this CPU can. Section 3.2.1.
 
-    On a CPU, the backward pass of this attention takes several times as long in half precision.
+    In a training step, the products are in bf16 and the softmax is in float32. Elsewhere, and on a
+    CPU without instructions for bf16, torch's attention runs in float32. In half precision, its
+    backward pass takes several times as long.
 
     Args:
         module: Attention module, which has the attribute `is_causal`.
@@ -189,34 +195,105 @@ def attention_in_float32(
     Returns:
         Context in the precision of the query, [B, T, h, d_v], and None instead of the weights.
     """
+    if (
+        module.training
+        and query.dtype == torch.bfloat16
+        and has_bf16_instructions()
+        and key.shape[2] <= LONGEST_FOR_BF16
+        and kwargs.get("dropout", 0) == 0
+        and not (attention_mask is not None and attention_mask.requires_grad)
+        and not torch.compiler.is_compiling()
+    ):
+        bias = _score_bias(module, query, key, attention_mask)
+        scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        return _Bf16Attention.apply(query, key, value, bias, scaling).transpose(1, 2), None
+    if attention_mask is not None and attention_mask.is_floating_point():
+        attention_mask = attention_mask.float()
     singles = (tensor.float() for tensor in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         values, _ = sdpa_attention_forward(module, *singles, attention_mask, **kwargs)
     return values.to(query.dtype), None
 
 
-AttentionInterface.register(FLOAT32_ATTENTION, attention_in_float32)
-AttentionMaskInterface.register(FLOAT32_ATTENTION, sdpa_mask)
+def _score_bias(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None
+) -> Tensor | None:
+    """Return what is added to the scores, broadcastable to [B, h, T, S], or None for nothing."""
+    if mask is None:
+        if query.shape[2] == 1 or not module.is_causal:
+            return None
+        mask = query.new_ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()[None, None]
+    if mask.dtype == torch.bool:
+        lowest = torch.finfo(torch.float32).min
+        mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, lowest)
+    return mask.expand(len(query), -1, -1, -1)
+
+
+class _Bf16Attention(torch.autograd.Function):
+    """Attention of whole sentences, of as many at a time as the cache holds the scores of."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float
+    ) -> Tensor:
+        batch, heads, length, _ = query.shape
+        query, key, value = (each.flatten(0, 1).contiguous() for each in (query, key, value))
+        weights = query.new_empty(len(query), length, key.shape[1])
+        context = query.new_empty(len(query), length, value.shape[2])
+        size = max(1, SCORES_IN_CACHE // (heads * length * key.shape[1]))
+        for start in range(0, batch, size):
+            rows = slice(start * heads, (start + size) * heads)
+            scores = torch.bmm(query[rows], key[rows].transpose(1, 2)).float().mul_(scaling)
+            if bias is not None:
+                scores.unflatten(0, (-1, heads)).add_(bias[start : start + size])
+            weights[rows] = scores.softmax(-1)
+            torch.bmm(weights[rows], value[rows], out=context[rows])
+        ctx.save_for_backward(query, key, value, weights)
+        ctx.heads, ctx.size, ctx.scaling = heads, size, scaling
+        return context.unflatten(0, (batch, heads))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, all_weights = ctx.saved_tensors
+        grad_output = grad_output.flatten(0, 1).contiguous()
+        grads = of_query, of_key, of_value = tuple(map(torch.empty_like, (query, key, value)))
+        for start in range(0, len(query), ctx.size * ctx.heads):
+            rows = slice(start, start + ctx.size * ctx.heads)
+            weights, grad = all_weights[rows], grad_output[rows]
+            torch.bmm(weights.transpose(1, 2), grad, out=of_value[rows])
+            of_weights = torch.bmm(grad, value[rows].transpose(1, 2)).float()
+            of_scores = torch.ops.aten._softmax_backward_data(
+                of_weights, weights.float(), -1, torch.float32
+            )
+            of_scores = of_scores.mul_(ctx.scaling).to(query.dtype)
+            torch.bmm(of_scores, key[rows], out=of_query[rows])
+            torch.bmm(of_scores.transpose(1, 2), query[rows], out=of_key[rows])
+        return *(grad.unflatten(0, (-1, ctx.heads)) for grad in grads), None, None
+
+
+AttentionInterface.register(CPU_ATTENTION, half_precision_attention)
+AttentionMaskInterface.register(CPU_ATTENTION, sdpa_mask)
 
 
 def use_cpu_kernels(model: PreTrainedModel, is_half: bool) -> None:
     """Make a model train faster on a CPU: replace its dropout, linear layers or attention in place.
 
-    A model whose code is not that of this release stays unchanged, because it may use these modules
-    in another way.
+    A model with modules that are not those of this release stays unchanged, because they may use
+    dropout, linear layers and attention in another way. The class of the model may be any class.
 
     Args:
         model: Model to change.
         is_half: Whether the model is trained in half precision.
     """
-    if first_difference(computing_modules(model)) is not None:
+    if difference_below_head(model) is not None:
         return
     use_cheap_dropout(model)
     if not is_half:
         use_onednn(model)
     is_sdpa = model.config._attn_implementation == "sdpa"
     if is_half and is_sdpa and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward:
-        model.set_attn_implementation(FLOAT32_ATTENTION)
+        model.set_attn_implementation(CPU_ATTENTION)
 
 
 def use_onednn(model: nn.Module) -> None:

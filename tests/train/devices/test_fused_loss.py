@@ -7,13 +7,11 @@ import pytest
 import torch
 import train_toys
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
 from vanilla_transformer.train.data.batches import IGNORED
 from vanilla_transformer.train.devices import cpu_kernels, fused_loss
 from vanilla_transformer.train.devices.cpu_kernels import (
-    FLOAT32_ATTENTION,
     CheapDropout,
     OneDnnLinear,
     use_cheap_dropout,
@@ -420,48 +418,6 @@ def test_onednn_is_taken_where_it_is_the_faster_and_right(
     monkeypatch.setattr(cpu_kernels, "is_intel", lambda: is_intel)
     monkeypatch.setattr(cpu_kernels, "onednn_product", lambda *args: right(*args) + (not is_right))
     assert cpu_kernels.is_onednn_faster() is expected
-
-
-class Attended(TorchDispatchMode):
-    """Record the inputs of torch's attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.kinds = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "scaled_dot_product" in str(func):
-            self.kinds.append(args[0].dtype)
-        return func(*args, **(kwargs or {}))
-
-
-def test_on_a_cpu_attention_is_in_fp32_when_all_else_is_in_half_precision(batch, tmp_path):
-    model = train_toys.toy_model(dropout=0.0).train()
-    expected = plain(model, batch, 0.1)
-    gradients = taken(model, expected)
-    use_cpu_kernels(model, is_half=True)
-    assert model.config._attn_implementation == FLOAT32_ATTENTION
-    # the same masks and kernels: where there is no half precision nothing changes
-    again = plain(model, batch, 0.1)
-    assert again == expected
-    torch.testing.assert_close(taken(model, again), gradients, rtol=0, atol=0)
-
-    with Attended() as attended, torch.autocast("cpu", torch.bfloat16):
-        loss = quick(model, batch, 0.1)
-        found = taken(model, loss)
-    # two of each layer forward and two backward, one of the encoder's each way
-    assert len(attended.kinds) == 2 * (len(model.model.decoder.layers) * 2 + 1)
-    assert set(attended.kinds) == {torch.float32}
-    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-2)
-    expected, found = (
-        torch.cat([tensor.flatten() for tensor in each.values()]) for each in (gradients, found)
-    )
-    assert (found - expected).norm() < 0.1 * expected.norm()
-
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    assert loaded.config._attn_implementation == "sdpa"
-    assert FLOAT32_ATTENTION not in (tmp_path / "config.json").read_text(encoding="utf-8")
 
 
 def test_another_attention_that_was_asked_for_is_kept():
