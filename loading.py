@@ -132,7 +132,8 @@ def load(
     Other models run their own modules.
 
     Args:
-        name: Run folder, checkpoint of a run, model folder or Hub name.
+        name: Run folder, checkpoint of a run, model folder or Hub name. Adapters of peft are merged
+            into the base model that their configuration names.
         device: Device of the model; by default the GPU if there is one.
         trust_remote_code: Run the Python code that is saved with the model.
         int8: Whether to quantize the linear layers to int8, for which the model is first converted
@@ -185,6 +186,8 @@ def load_run(
             f"{RUN_RULE}, got {str(run)!r}, a run that has no model yet: `vanilla-transformer "
             f"average {run}` averages its checkpoints into one."
         )
+    if _has_file(run, ADAPTER_FILE) and not _has_file(run, CONFIG_FILE):
+        return _load_with_adapters(run, trust_remote_code, of_library)
     if Path(run).is_dir() and not Path(run, CONFIG_FILE).is_file():
         raise ValueError(f"{RUN_RULE}, got {str(run)!r}, a folder without {CONFIG_FILE}.")
     try:
@@ -196,6 +199,33 @@ def load_run(
     except (OSError, StrictDataclassError) as error:
         raise ValueError(f"{RUN_RULE}, got {str(run)!r}: {sentence_of(error)}") from error
     tokenizer = read_tokenizer(tokenizer_source, trust_remote_code)
+    check_tokenizer(model, tokenizer)
+    return model, tokenizer
+
+
+def _load_with_adapters(
+    adapters: str | Path, trust_remote_code: bool, of_library: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the base model of adapters, and merge the adapters into it."""
+    try:
+        from peft import PeftModel
+        from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
+    except ImportError as error:
+        raise ValueError(
+            f"{adapters} holds adapters, which need peft. It is not installed: pip install peft."
+        ) from error
+    entries = read_json(
+        Path(cached_file(str(adapters), ADAPTER_FILE)), mapping({"base_model_name_or_path": TEXT})
+    )
+    model, tokenizer = load_run(entries["base_model_name_or_path"], trust_remote_code, of_library)
+    if _has_file(adapters, TOKENIZER_FILE):
+        tokenizer = read_tokenizer(adapters, trust_remote_code)
+    if not (_has_file(adapters, SAFETENSORS_WEIGHTS_NAME) or _has_file(adapters, WEIGHTS_NAME)):
+        raise ValueError(f"adapters {str(adapters)!r} must have {SAFETENSORS_WEIGHTS_NAME}.")
+    try:
+        model = PeftModel.from_pretrained(model, str(adapters)).merge_and_unload()
+    except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
+        raise ValueError(f"adapters {str(adapters)!r} cannot be loaded: {error}") from error
     check_tokenizer(model, tokenizer)
     return model, tokenizer
 

@@ -623,7 +623,9 @@ class TranslationPipeline(Pipeline):
             name: search_settings.pop(name) for name in (HEADS_FIELD,) if name in search_settings
         }
         with evaluating(self.model):
-            output = (search_model or self.model).generate(**input_tensors, **search_settings)
+            # no `or`: a model compiled by `torch.compile` has no truth value
+            model = self.model if search_model is None else search_model
+            output = model.generate(**input_tensors, **search_settings)
         ids = output if isinstance(output, Tensor) else output.sequences
         outputs = {"ids": ids}
         if not (return_scores or return_alignment):

@@ -189,6 +189,13 @@ def test_settings_reach_the_search(translate, model, tokenizer, search):
     assert texts_of(of_every_call(TEXTS)) == expected
 
 
+@pytest.mark.parametrize("settings", [{}, {"return_scores": True}, {"return_alignment": True}])
+def test_a_model_that_torch_has_compiled_translates(model, tokenizer, translate, settings):
+    compiled = torch.compile(model, backend="eager")
+    translate_compiled = pipeline("translation", model=compiled, tokenizer=tokenizer, device="cpu")
+    assert translate_compiled(TEXTS[:1], **settings) == translate(TEXTS[:1], **settings)
+
+
 def test_a_setting_of_the_call_wins_over_one_of_the_pipeline(model, tokenizer, translate):
     greedy = TranslationPipeline(model, tokenizer, device="cpu", num_beams=1)
     assert greedy(TEXTS) != translate(TEXTS)

@@ -21,6 +21,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.loading import load_run
 from vanilla_transformer.train.data.corpus import load_translations
@@ -334,6 +335,32 @@ def test_lora_trains_only_adapters_and_peft_loads_them(base, corpus, translation
     assert found != translated(base, sources)
     scored = score_translations(found, references)
     assert scores_of(folder)["eval_chrf"] == pytest.approx(scored["chrf"])
+    # the folder of the adapters alone is loaded with its base model
+    merged, _ = load_run(folder / "adapter")
+    assert reason_against_engine(merged.eval()) is None
+    for name, weight in merged.state_dict().items():
+        torch.testing.assert_close(weight, after.get(name, weight), rtol=0, atol=1e-6)
+    assert translated(folder / "adapter", sources) == found
+
+
+def test_adapters_without_a_base_model_say_what_is_missing(base, tmp_path, monkeypatch):
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    config = folder / "adapter_config.json"
+    config.write_text('{"peft_type": "LORA"}', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"base_model_name_or_path"):
+        load_run(folder)
+    entries = {"peft_type": "LORA", "target_modules": ["q_proj"], "r": 2}
+    for base_name, message in (
+        (str(base), r"adapters '.*' must have adapter_model.safetensors"),
+        ("no/such", "'no/such'"),
+    ):
+        config.write_text(json.dumps({**entries, "base_model_name_or_path": base_name}), "utf-8")
+        with pytest.raises(ValueError, match=message):
+            load_run(folder)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match=r"holds adapters, which need peft.*pip install peft"):
+        load_run(folder)
 
 
 def test_adapters_are_merged_in_the_precision_they_were_trained_in(base, corpus, tmp_path):
