@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import yaml
 
+from ..atomic_files import atomic_file
 from ..console import shown
 from ..kernels_vanilla_transformer import has_bf16_instructions
 from .config import TrainConfig
@@ -266,9 +267,11 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
         counts = count_pairs(texts)
     yaml_text = recipe_for(path, corpus_settings, counts, minutes)
     try:
-        # "x" fails if another command has written the recipe in the meantime
-        with path.open("x", encoding="utf-8") as file:
-            file.write(yaml_text)
+        with atomic_file(path) as file:
+            file.write(yaml_text.encode())
+            file.flush()
+            # `touch` fails if another command has written the recipe in the meantime
+            path.touch(exist_ok=False)
     except FileExistsError as error:
         raise ValueError(_exists_message(path)) from error
     run_folder = shlex.quote(f"runs/{path.stem}")
