@@ -250,8 +250,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
     missing_flags = [f"--{name}" for name in REQUIRED_SETTINGS if name not in corpus_settings]
     if missing_flags:
         raise ValueError(f"{', '.join(missing_flags)} must be given: `new` does not guess.")
-    # the default of `name` belongs to the default dataset, so it must not apply to this corpus
-    config = TrainConfig(**{"name": None, **corpus_settings})
+    config = TrainConfig(**corpus_settings)
     texts = load_texts(config)
     counts = count_pairs(texts)
     if texts.validation is None:
@@ -428,9 +427,9 @@ def recipe_for(
     step_seconds = math.nan
     if minutes is not None:
         run_folder = f"runs/{path.stem}"
-        measured_config = dataclasses.replace(config, name=None, output_dir=run_folder)
+        corpus_and_folder = {"name": None, **corpus_settings, "output_dir": run_folder}
         steps, step_seconds = _measure_steps_in(
-            minutes, dataclasses.replace(measured_config, **corpus_settings)
+            minutes, dataclasses.replace(config, **corpus_and_folder)
         )
         rule, config = settings_for(counts.pairs, steps)
         config.max_minutes = minutes
