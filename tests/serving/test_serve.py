@@ -199,7 +199,7 @@ def test_a_real_client_gets_the_translations_of_the_pipeline(server, pipeline):
     with pytest.raises(urllib.error.HTTPError) as refused:
         client.detect(TEXTS[0])
     assert refused.value.code == 400
-    assert "not detected" in json.loads(refused.value.read())["error"]
+    assert "does not detect languages" in json.loads(refused.value.read())["error"]
 
 
 def test_each_form_of_a_request_gets_the_same_answer(server, pipeline):
