@@ -20,11 +20,14 @@ __all__ = [
     "sinusoidal_encoding",
 ]
 
-# importing torch takes seconds, so the console script imports it only after parsing its arguments,
-# at the first use of a public name
-_is_console_script = PurePath(getattr(sys, "argv", [""])[0]).stem == "vanilla-transformer"
+# importing torch takes seconds, so the command imports it only after parsing its arguments, at the
+# first use of a public name. sys.argv[0] is "-m" until `python -m` has imported the package
+_program = getattr(sys, "argv", [""])[0]
+_is_command = PurePath(_program).name in ("vanilla-transformer", "vanilla-transformer.exe") or (
+    _program == "-m" and "vanilla_transformer.cli" in sys.orig_argv
+)
 
-if TYPE_CHECKING or not _is_console_script:
+if TYPE_CHECKING or not _is_command:
     from vanilla_transformer.loading import load
     from vanilla_transformer.registration import (
         TranslationPipeline,

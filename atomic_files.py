@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -139,17 +140,25 @@ def unfinished_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: a kill or a power loss leaves either its old or its new content.
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file for writing, and move it to `path` at the end of a `with` block.
+
+    A kill or a power loss leaves either the old or the new content. After an error, the old content
+    remains, and the temporary file is removed.
 
     Args:
         path: File in an existing folder. A symbolic link is replaced, not followed.
-        content: Whole content of the file; text is written in UTF-8.
+
+    Yields:
+        The temporary file, open for writing bytes.
     """
     unfinished_file = unfinished_path(path)
     try:
-        with _naming(path), unfinished_file.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        with _naming(path):
+            file = unfinished_file.open("xb")
+        with file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         unfinished_file.replace(path)
@@ -157,6 +166,17 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         unfinished_file.unlink(missing_ok=True)
         raise
     to_disk(path.parent)
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file atomically: a kill or a power loss leaves either its old or its new content.
+
+    Args:
+        path: File in an existing folder. A symbolic link is replaced, not followed.
+        content: Whole content of the file; text is written in UTF-8.
+    """
+    with atomic_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager

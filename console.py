@@ -112,8 +112,8 @@ def _unexpected_sentence(error: BaseException) -> str:
     if _location_in_custom_code(error) is not None or isinstance(error, SyntaxError):
         return sentence
     return (
-        f"unexpected {sentence.removesuffix('.')}. This is a defect of vanilla_transformer, or a "
-        f"file that it does not understand: {TRACEBACK} shows where."
+        f"unexpected {sentence.removesuffix('.')}. This is a bug in vanilla_transformer, or an "
+        f"unsupported file. Run the command with {TRACEBACK} for details."
     )
 
 

@@ -34,7 +34,8 @@ from transformers.models.auto.tokenization_auto import (
     get_tokenizer_config,
     tokenizer_class_from_name,
 )
-from transformers.utils import cached_file
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 
 from .checks_vanilla_transformer import check_numbers, check_search_tokens
 from .console import TRUST, add_file_to_errors, refuse_code, sentence_of
@@ -61,9 +62,6 @@ from .weight_checks import UNREADABLE, check_fit
 
 PUBLIC_CLASS = VanillaTransformerForConditionalGeneration
 AUTO_CLASS = "AutoModelForSeq2SeqLM"
-CONFIG_FILE = "config.json"
-TOKENIZER_FILE = "tokenizer_config.json"
-GENERATION_FILE = "generation_config.json"
 ADAPTER_FILE = "adapter_config.json"
 DTYPE_KIND = Kind(
     "the name of a floating-point dtype of torch",
@@ -181,20 +179,20 @@ def load_run(
     if isinstance(run, TranslationPipeline):
         return run.model, run.tokenizer
     check_local(run, RUN_RULE)
-    if Path(run, "checkpoints").is_dir() and not Path(run, CONFIG_FILE).exists():
+    if Path(run, "checkpoints").is_dir() and not Path(run, CONFIG_NAME).exists():
         raise ValueError(
             f"{RUN_RULE}, got {str(run)!r}, a run that has no model yet: `vanilla-transformer "
             f"average {run}` averages its checkpoints into one."
         )
-    if _has_file(run, ADAPTER_FILE) and not _has_file(run, CONFIG_FILE):
+    if _has_file(run, ADAPTER_FILE) and not _has_file(run, CONFIG_NAME):
         return _load_with_adapters(run, trust_remote_code, of_library)
-    if Path(run).is_dir() and not Path(run, CONFIG_FILE).is_file():
-        raise ValueError(f"{RUN_RULE}, got {str(run)!r}, a folder without {CONFIG_FILE}.")
+    if Path(run).is_dir() and not Path(run, CONFIG_NAME).is_file():
+        raise ValueError(f"{RUN_RULE}, got {str(run)!r}, a folder without {CONFIG_NAME}.")
     try:
         model = load_whole(_model_class_of(run, trust_remote_code, of_library), run, of_library)
         # the tokenizer of a checkpoint is in the run folder
         is_in_run = Path(run).is_dir() and Path(run).resolve().parent.name == "checkpoints"
-        is_checkpoint = is_in_run and not Path(run, TOKENIZER_FILE).is_file()
+        is_checkpoint = is_in_run and not Path(run, TOKENIZER_CONFIG_FILE).is_file()
         tokenizer_source = Path(run).resolve().parents[1] / "tokenizer" if is_checkpoint else run
     except (OSError, StrictDataclassError) as error:
         raise ValueError(f"{RUN_RULE}, got {str(run)!r}: {sentence_of(error)}") from error
@@ -218,7 +216,7 @@ def _load_with_adapters(
         Path(cached_file(str(adapters), ADAPTER_FILE)), mapping({"base_model_name_or_path": TEXT})
     )
     model, tokenizer = load_run(entries["base_model_name_or_path"], trust_remote_code, of_library)
-    if _has_file(adapters, TOKENIZER_FILE):
+    if _has_file(adapters, TOKENIZER_CONFIG_FILE):
         tokenizer = read_tokenizer(adapters, trust_remote_code)
     if not (_has_file(adapters, SAFETENSORS_WEIGHTS_NAME) or _has_file(adapters, WEIGHTS_NAME)):
         raise ValueError(f"adapters {str(adapters)!r} must have {SAFETENSORS_WEIGHTS_NAME}.")
@@ -249,21 +247,21 @@ def _model_class_of(
         class_address != auto_map_address(PUBLIC_CLASS) or difference is not None
     ):
         if not trust_remote_code:
-            refuse_code(Path(run, CONFIG_FILE), _describe_code(class_address, difference))
+            refuse_code(Path(run, CONFIG_NAME), _describe_code(class_address, difference))
         model_class = get_class_from_dynamic_module(class_address, str(run))
         # so that `save_pretrained` copies the file of the class too
         model_class.register_for_auto_class(AUTO_CLASS)
         return model_class
     if model_type is None and not auto_map and Path(run).is_dir():
         raise ValueError(
-            f"{RUN_RULE}, got {str(run)!r}, whose {CONFIG_FILE} names no model_type. A model that "
+            f"{RUN_RULE}, got {str(run)!r}, whose {CONFIG_NAME} names no model_type. A model that "
             "was exported to another engine, such as CTranslate2, runs only there."
         )
     if model_type in CONFIG_MAPPING:
         config_class = CONFIG_MAPPING[model_type]
     else:
         if "AutoConfig" in auto_map and not trust_remote_code:
-            refuse_code(Path(run, CONFIG_FILE), _describe_code(auto_map["AutoConfig"]))
+            refuse_code(Path(run, CONFIG_NAME), _describe_code(auto_map["AutoConfig"]))
         config_class = type(AutoConfig.from_pretrained(run, trust_remote_code=trust_remote_code))
     if issubclass(config_class, VanillaTransformerConfig):
         if class_name != PUBLIC_CLASS.__name__:
@@ -307,7 +305,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
         OSError: If the source has no `config.json`.
         ValueError: If the content does not match `CONFIG_KIND`.
     """
-    path = cached_file(str(source), CONFIG_FILE)
+    path = cached_file(str(source), CONFIG_NAME)
     return read_json(Path(path), CONFIG_KIND)
 
 
@@ -330,7 +328,7 @@ def read_tokenizer(
     """
     try:
         tokenizer_file = cached_file(
-            str(source), TOKENIZER_FILE, _raise_exceptions_for_missing_entries=False
+            str(source), TOKENIZER_CONFIG_FILE, _raise_exceptions_for_missing_entries=False
         )
         if tokenizer_file is not None:
             read_json(Path(tokenizer_file), TOKENIZER_KIND)
@@ -353,7 +351,7 @@ def read_tokenizer(
             if isinstance(addresses, dict):
                 addresses = addresses["AutoTokenizer"]
             code_description = _describe_code(next(filter(None, reversed(addresses))))
-            refuse_code(Path(source, TOKENIZER_FILE), code_description, remedy)
+            refuse_code(Path(source, TOKENIZER_CONFIG_FILE), code_description, remedy)
         reason = " ".join(str(error).split())
         is_opened_as_none = "PathLike object, not NoneType" in reason
         if is_opened_as_none and (missing_files := _missing_tokenizer_files(source)):
@@ -388,14 +386,14 @@ def _check_source(model_class: type[PreTrainedModel], source: str | Path):
             sizes that the weights do not have.
     """
     # transformers silently ignores a generation configuration that it cannot read
-    if _has_file(source, GENERATION_FILE):
+    if _has_file(source, GENERATION_CONFIG_NAME):
         try:
-            read_json(Path(cached_file(str(source), GENERATION_FILE)), mapping())
+            read_json(Path(cached_file(str(source), GENERATION_CONFIG_NAME)), mapping())
             GenerationConfig.from_pretrained(source)
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{source} must have a {GENERATION_FILE} of search settings, or none, got one that "
-                f"cannot be read: {error}"
+                f"{source} must have a {GENERATION_CONFIG_NAME} of search settings, or none, got "
+                f"one that cannot be read: {error}"
             ) from error
     if _has_file(source, ADAPTER_FILE):
         raise ValueError(
@@ -406,8 +404,8 @@ def _check_source(model_class: type[PreTrainedModel], source: str | Path):
     kernel = config_entries.get("attn_implementation")
     if kernel is not None and "/" in str(kernel):
         remedy = "Remove attn_implementation from the file, and set it in Python."
-        refuse_code(Path(source, CONFIG_FILE), f"the kernel {kernel} on the Hub", remedy)
-    with add_file_to_errors(Path(source, CONFIG_FILE)):
+        refuse_code(Path(source, CONFIG_NAME), f"the kernel {kernel} on the Hub", remedy)
+    with add_file_to_errors(Path(source, CONFIG_NAME)):
         config = model_class.config_class.from_pretrained(source)
     refuse_other_sizes(config, source)
 
@@ -458,7 +456,7 @@ def load_whole(
         code_match = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"a file that would run {code_match[1]}" if code_match else reason
         raise ValueError(
-            f"{source} must have whole files of weights that fit its {CONFIG_FILE}, got files "
+            f"{source} must have whole files of weights that fit its {CONFIG_NAME}, got files "
             f"that cannot be loaded: {reason}."
         ) from error
     missing_names, unexpected_names, mismatched_weights = (
@@ -475,7 +473,7 @@ def load_whole(
             name: torch.empty(shape, device="meta") for name, shape, _ in mismatched_weights
         }
         check_fit(model, weights, str(source))
-    with add_file_to_errors(Path(source, GENERATION_FILE)):
+    with add_file_to_errors(Path(source, GENERATION_CONFIG_NAME)):
         check_numbers(vars(model.generation_config))
         check_search_tokens(model.generation_config, model.get_input_embeddings().num_embeddings)
     return model

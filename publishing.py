@@ -14,16 +14,15 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.utils import cached_file
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+from transformers.utils import CONFIG_NAME, cached_file
 
 from .atomic_files import atomic_folder
 from .console import require_nonempty_path
 from .loading import (
     AUTO_CLASS,
-    CONFIG_FILE,
     HTTP_ERROR,
     PUBLIC_CLASS,
-    TOKENIZER_FILE,
     auto_map_address,
     load_run,
 )
@@ -184,12 +183,12 @@ def _write_files(
         }
     custom_object_save(TranslationPipeline, folder)
     pipeline_entries = {TASK: {"impl": auto_map_address(TranslationPipeline), "pt": [AUTO_CLASS]}}
-    _edit_json(folder / CONFIG_FILE, custom_pipelines=pipeline_entries, **class_addresses)
+    _edit_json(folder / CONFIG_NAME, custom_pipelines=pipeline_entries, **class_addresses)
     # a converted model may keep its original tokenizer, which needs no code of this package
     if isinstance(tokenizer, VanillaTransformerTokenizer):
         custom_object_save(VanillaTransformerTokenizer, folder)
         tokenizer_addresses = [auto_map_address(VanillaTransformerTokenizer), None]
-        _edit_json(folder / TOKENIZER_FILE, auto_map={"AutoTokenizer": tokenizer_addresses})
+        _edit_json(folder / TOKENIZER_CONFIG_FILE, auto_map={"AutoTokenizer": tokenizer_addresses})
     if isinstance(run, str | Path):
         for name in RUN_FILES:
             source = Path(run, name)

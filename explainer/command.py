@@ -1,6 +1,7 @@
 """The command: `vanilla-transformer explain`."""
 
 import argparse
+import errno
 import logging
 import shutil
 import tempfile
@@ -55,8 +56,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer explain"):
     folder = None if flags.output_dir is None else require_empty_folder(flags.output_dir)
     if not (PAGE / "index.html").is_file():
         raise ValueError(
-            "the page must be built before it is served, got none: `make explainer` builds it, "
-            "and needs Node.js."
+            "The page is not built. Build it with `make explainer`, which needs Node.js."
         )
     if folder is not None:
         with atomic_folder(folder) as unfinished:
@@ -126,13 +126,18 @@ def open_server(folder: Path, port: int) -> Iterator[ThreadingHTTPServer]:
         The server; call `serve_forever` to answer requests.
 
     Raises:
-        OSError: If the port is in use.
+        OSError: If the port cannot be opened.
     """
     handler = partial(_Handler, directory=str(folder))
     try:
         server = ThreadingHTTPServer((HOST, port), handler)
     except OSError as error:
-        raise OSError(f"port must be free, got {port}: {error.strerror}.") from error
+        reason = (
+            "is already in use"
+            if error.errno == errno.EADDRINUSE
+            else f"cannot be opened: {error.strerror}"
+        )
+        raise OSError(f"Port {port} {reason}. Choose another port with --port.") from error
     with server:
         yield server
 

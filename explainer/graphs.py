@@ -9,7 +9,6 @@ The name of a value has its stack, its layer and its box in figure 1, as in `enc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from torch.export import Dim
 
 from ..comparison import refuse_difference
 from ..export.check import DIFFERS
-from ..export.onnx import trace_module
+from ..export.onnx import run_graph, trace_module
 from ..export.parts import position_table
 from ..modeling_vanilla_transformer import (
     FeedForward,
@@ -245,25 +244,14 @@ def save_graphs(
     return output_names
 
 
-def run_graph(file: Path, **inputs: np.ndarray) -> dict[str, np.ndarray]:
-    """Run a graph in ONNX Runtime.
-
-    Args:
-        file: ONNX file of the graph.
-        inputs: Inputs of the graph, by name.
-
-    Returns:
-        Outputs of the graph, by name.
-    """
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    output_names = [output.name for output in session.get_outputs()]
-    return dict(zip(output_names, session.run(None, inputs), strict=True))
-
-
 def _refuse_other_logits(
     model: VanillaTransformerForConditionalGeneration, folder: Path, num_positions: int
 ):
     """Refuse graphs that compute other logits than the model, on sentences of two lengths."""
+    encoder, decoder = (
+        onnxruntime.InferenceSession(folder / file_name, providers=["CPUExecutionProvider"])
+        for file_name in (ENCODER_FILE, DECODER_FILE)
+    )
     generator = torch.Generator().manual_seed(0)
     for length in (2, min(7, num_positions)):
         source_ids, target_ids = (
@@ -277,10 +265,8 @@ def _refuse_other_logits(
             decoder_attention_mask=torch.ones_like(target_ids),
             use_cache=False,
         ).logits
-        encoder_outputs = run_graph(folder / ENCODER_FILE, input_ids=source_ids.numpy())
+        encoder_outputs = run_graph(encoder, {"input_ids": source_ids.numpy()})
         memory = [*encoder_outputs.values()][-1]
-        decoder_outputs = run_graph(
-            folder / DECODER_FILE, input_ids=target_ids.numpy(), memory=memory
-        )
+        decoder_outputs = run_graph(decoder, {"input_ids": target_ids.numpy(), "memory": memory})
         graph_logits = torch.from_numpy(decoder_outputs["logits"])
         refuse_difference(graph_logits, model_logits, model_logits, DIFFERS.format("ONNX Runtime"))

@@ -230,16 +230,21 @@ def _store_transposes(model: ModelProto) -> ModelProto:
     return model
 
 
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "pre-processing before quantization" not in record.getMessage()
+
+
 def _quantize(model: ModelProto) -> ModelProto:
     """Return a graph whose weight matrices are in int8."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "quantized.onnx"
         # hide a warning: onnxruntime recommends a preprocessing that the tracer has already done
-        logging.disable(logging.WARNING)
+        root_logger = logging.getLogger()
+        root_logger.addFilter(_is_no_advice)
         try:
             quantize_dynamic(model, path, per_channel=True, weight_type=QuantType.QInt8)
         finally:
-            logging.disable(logging.NOTSET)
+            root_logger.removeFilter(_is_no_advice)
         return onnx.load(path)
 
 

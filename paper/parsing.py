@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from .. import TranslationPipeline
+from ..atomic_files import atomic_folder
 from ..tokenization.tokenization_vanilla_transformer import symbol_token
 from ..train.data.corpus import SPLITS
 from .trees import WORD, Tree, clean, linearize, read_trees
@@ -233,11 +234,14 @@ def prepare_treebank(
     for split, split_trees in trees.items():
         if not split_trees:
             raise ValueError(f"{split} must have at least one tree, got none.")
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, split_counts in counts.items():
-        paths = [folder / f"{split}.{language}" for language in (SOURCE_LANG, TARGET_LANG)]
-        with ExitStack() as stack:
-            files = [stack.enter_context(path.open("w", encoding="utf-8")) for path in paths]
+    with atomic_folder(folder) as unfinished_folder, ExitStack() as stack:
+        for split, split_counts in counts.items():
+            files = [
+                stack.enter_context(
+                    (unfinished_folder / f"{split}.{language}").open("w", encoding="utf-8")
+                )
+                for language in (SOURCE_LANG, TARGET_LANG)
+            ]
             for tree in trees[split]:
                 tokens = linearize(tree)
                 for file, line_words in zip(files, (tree.words, tokens), strict=True):

@@ -111,7 +111,7 @@ class Api:
         Raises:
             HTTPException: Always.
         """
-        raise HTTPException(400, "languages are not detected by this server: name the source.")
+        raise HTTPException(400, "This server does not detect languages. Name the source.")
 
     async def translate(self, request: Request) -> Response:
         """Translate a text or a list of texts.
@@ -128,7 +128,8 @@ class Api:
         if self.num_waiting >= self.limits.max_waiting:
             raise HTTPException(
                 429,
-                f"requests that wait must be at most {self.limits.max_waiting:,}: try again later.",
+                f"The server already has {self.limits.max_waiting:,} waiting requests. Try again "
+                "later.",
                 RETRY_HEADERS,
             )
         self.num_waiting += 1
@@ -138,8 +139,8 @@ class Api:
         except TimeoutError:
             raise HTTPException(
                 503,
-                f"a request must end within {self.limits.timeout:g} seconds, and this one did not: "
-                "try again later, or send less text.",
+                f"The request took longer than {self.limits.timeout:g} seconds. Try again later, "
+                "or send less text.",
                 RETRY_HEADERS,
             ) from None
         except ClientDisconnect:
@@ -197,7 +198,7 @@ class Api:
             str(key).encode("utf-8", "surrogatepass") for key in (sent_key, self.limits.api_key)
         )
         if not hmac.compare_digest(sent_bytes, api_key_bytes):
-            raise HTTPException(403, "api_key must be a key of this server, got another one.")
+            raise HTTPException(403, "The api_key is not valid for this server.")
 
     def _validate(self, fields: Mapping[str, Any]) -> TranslationRequest:
         """Validate the fields of a request; `_split_texts` checks Unicode and number of tokens."""
@@ -322,14 +323,14 @@ async def read_fields(request: Request) -> dict[str, Any]:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
-        raise HTTPException(400, f"a request must not be compressed, got {shown(encoding)}.")
+        raise HTTPException(400, f"The request must not be compressed, got {shown(encoding)}.")
     body = await request.body()
     try:
         if content_type == JSON_TYPE:
             # RFC 8259 allows to ignore a byte order mark
             fields = json.loads(body.decode("utf-8-sig"), object_pairs_hook=_unrepeated)
             if not isinstance(fields, dict):
-                raise HTTPException(400, "a request must be a JSON object, got another type.")
+                raise HTTPException(400, "The JSON body must be an object.")
             return fields
         text = body.decode("utf-8")
         form_fields = {}
@@ -340,7 +341,7 @@ async def read_fields(request: Request) -> dict[str, Any]:
                 if "files" not in error.detail:
                     raise
                 raise HTTPException(
-                    400, "a request must have no file: send its text as q."
+                    400, "The request must not contain a file. Send the text as q."
                 ) from None
             items = [item for item in form.multi_items() if isinstance(item[1], str)]
             form_fields = _unrepeated(items)
@@ -356,10 +357,10 @@ async def read_fields(request: Request) -> dict[str, Any]:
         query = request.scope["query_string"].decode("utf-8")
         return {**form_fields, **_parse_url_encoded(query)}
     except UnicodeDecodeError:
-        raise HTTPException(400, "a request must be UTF-8, got other bytes.") from None
+        raise HTTPException(400, "The request is not valid UTF-8.") from None
     # Python's parser raises RecursionError for deep nesting, and ValueError for too long a number
     except (ValueError, RecursionError):
-        raise HTTPException(400, "a request must be JSON, got text that is none.") from None
+        raise HTTPException(400, "The body is not valid JSON.") from None
 
 
 def _parse_url_encoded(text: str) -> dict[str, Any]:
@@ -394,7 +395,7 @@ def _answer_failure(error: Exception) -> JSONResponse:
     # the message may quote the text of a client
     trace = "".join(traceback.format_tb(error.__traceback__))
     logger.error("a request failed with %s:\n%s", type(error).__name__, trace.rstrip())
-    return JSONResponse({"error": "the server could not answer: its log has the reason."}, 500)
+    return JSONResponse({"error": "The server failed to answer. Its log has the reason."}, 500)
 
 
 def build_app(

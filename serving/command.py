@@ -110,8 +110,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ValueError(
-                f"port must be free, got {port}, which another program uses: choose another one "
-                "with --port."
+                f"Port {port} is already in use. Choose another port with --port."
             ) from error
         raise ValueError(
             f"host and port must be an address of this machine that you may use, got {host} and "

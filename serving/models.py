@@ -145,9 +145,11 @@ def load_models(names: Iterable[str], trust_remote_code: bool) -> dict[str, dict
     pipelines: dict[str, TranslationPipeline] = {}
     models: dict[str, dict[str, Model]] = {}
     for name_with_languages in names:
-        match = MODEL_WITH_LANGUAGES.fullmatch(name_with_languages)
+        # a path can have the form of a model with its languages, as in lr-sweep=0.1
+        is_path = Path(name_with_languages).exists()
+        match = None if is_path else MODEL_WITH_LANGUAGES.fullmatch(name_with_languages)
         name = match["name"] if match else name_with_languages
-        if match is None and "=" in name and not Path(name).exists():
+        if match is None and "=" in name and not is_path:
             raise ValueError(
                 "languages of a model must be written as in en-de=my/model or en-zh-Hant=my/model, "
                 f"got {name}."

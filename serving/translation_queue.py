@@ -27,7 +27,7 @@ class Job:
         sentences: Sentences, none of them empty.
         num_tokens: Number of source tokens of all sentences together.
         translations: Future of the translations of each sentence, best first.
-        is_abandoned: Whether nobody waits for the translations any more.
+        is_cancelled: Whether the client has disconnected or the request has timed out.
     """
 
     model: Model
@@ -37,7 +37,7 @@ class Job:
     sentences: Sequence[str]
     num_tokens: int
     translations: "Future[list[list[str]]]" = field(default_factory=Future)
-    is_abandoned: bool = False
+    is_cancelled: bool = False
 
     def can_join(self, other: "Job") -> bool:
         """Return whether one call of the pipeline can translate this job and another one.
@@ -51,8 +51,8 @@ class Job:
         return self.source, self.target, self.num_translations
 
 
-class NobodyWaits(StoppingCriteria):
-    """Stopping criterion that ends a search if nobody waits for any of its translations.
+class StopIfCancelled(StoppingCriteria):
+    """Stopping criterion that ends a search if all its jobs are cancelled.
 
     Args:
         jobs: Jobs of the search.
@@ -70,10 +70,10 @@ class NobodyWaits(StoppingCriteria):
             kwargs: Unused.
 
         Returns:
-            Whether nobody waits, the same for each hypothesis, [B].
+            Whether all jobs are cancelled, the same for each hypothesis, [B].
         """
-        nobody_waits = all(job.is_abandoned for job in self.jobs)
-        return torch.full((len(input_ids),), nobody_waits, device=input_ids.device)
+        is_cancelled = all(job.is_cancelled for job in self.jobs)
+        return torch.full((len(input_ids),), is_cancelled, device=input_ids.device)
 
 
 class TranslationQueue:
@@ -104,13 +104,13 @@ class TranslationQueue:
             self._changed.notify()
 
     def drop(self, job: Job):
-        """Remove a job for which nobody waits any more, or that is finished.
+        """Remove a job that is cancelled or finished.
 
         Args:
             job: Job of this queue.
         """
         with self._changed:
-            job.is_abandoned = True
+            job.is_cancelled = True
             self._waiting_jobs.pop(job, None)
 
     def close(self):
@@ -122,24 +122,10 @@ class TranslationQueue:
 
     def _work(self):
         while jobs := self._take_jobs():
-            oldest_job = jobs[0]
-            try:
-                translations = oldest_job.model.translate(
-                    [sentence for job in jobs for sentence in job.sentences],
-                    oldest_job.source,
-                    oldest_job.target,
-                    oldest_job.num_translations,
-                    StoppingCriteriaList([NobodyWaits(jobs)]),
-                )
-            # `except Exception` would miss a panic of a Rust library, and the thread would end
-            except BaseException as error:
+            # after an error, translate each job alone, so that it does not harm the others
+            if not _translate(jobs):
                 for job in jobs:
-                    job.translations.set_exception(error)
-                continue
-            remaining_translations = iter(translations)
-            for job in jobs:
-                job_translations = list(islice(remaining_translations, len(job.sentences)))
-                job.translations.set_result(job_translations)
+                    _translate([job])
 
     def _take_jobs(self) -> list[Job]:
         """Wait for jobs, and remove those of the next call; [] if the queue is closed and empty."""
@@ -154,3 +140,26 @@ class TranslationQueue:
                     num_tokens += job.num_tokens
                     del self._waiting_jobs[job]
             return taken_jobs
+
+
+def _translate(jobs: Sequence[Job]) -> bool:
+    """Translate jobs in one call; after an error of several jobs, set no result, return False."""
+    oldest_job = jobs[0]
+    try:
+        translations = oldest_job.model.translate(
+            [sentence for job in jobs for sentence in job.sentences],
+            oldest_job.source,
+            oldest_job.target,
+            oldest_job.num_translations,
+            StoppingCriteriaList([StopIfCancelled(jobs)]),
+        )
+    # `except Exception` would miss a panic of a Rust library, and the thread would end
+    except BaseException as error:
+        if len(jobs) > 1:
+            return False
+        oldest_job.translations.set_exception(error)
+        return True
+    remaining_translations = iter(translations)
+    for job in jobs:
+        job.translations.set_result(list(islice(remaining_translations, len(job.sentences))))
+    return True

@@ -282,8 +282,8 @@ def find_hypotheses(
     )  # [num_beams, T + 1]
     if deadline.is_over:
         raise TimeoutError(
-            f"the search must end within {MAX_SECONDS} seconds, and did not: use a shorter "
-            "sentence or a smaller beam size."
+            f"The search took longer than {MAX_SECONDS} seconds. Use a shorter sentence or a "
+            "smaller beam size."
         )
     sequences_at_once = max(1, MAX_LOGITS // (sequences.shape[1] * model.config.vocab_size))
     hypotheses = []

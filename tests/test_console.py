@@ -18,7 +18,7 @@ def failing(error):
     ("error", "sentence"),
     [
         (ValueError("a rule\nin  two lines"), "error: a rule in two lines\n"),
-        (TypeError("no rule"), "error: unexpected TypeError: no rule. This is a defect of "),
+        (TypeError("no rule"), "error: unexpected TypeError: no rule. This is a bug in "),
         (AttributeError("x" * 10_000), "error: unexpected AttributeError: xxx"),
         (RecursionError(), "error: unexpected RecursionError. This is"),
         (type("PanicException", (BaseException,), {})("rust"), "error: unexpected PanicException"),
@@ -30,7 +30,7 @@ def test_every_error_is_one_short_sentence(error, sentence, capsys):
     assert said.startswith(sentence)
     assert said.count("\n") == 1
     assert len(said) < 2500
-    assert ("--traceback shows where" in said) == ("unexpected" in said)
+    assert ("with --traceback for details" in said) == ("unexpected" in said)
 
 
 @pytest.mark.parametrize("error", [ValueError("a rule"), TypeError("no rule")])

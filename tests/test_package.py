@@ -186,6 +186,25 @@ assert AutoConfig.for_model("vanilla_transformer").d_model == 512
     assert "usage: vanilla-transformer" in python(code, cwd=tmp_path)
 
 
+def test_a_script_with_the_name_of_the_command_gets_the_classes(tmp_path):
+    code = """
+import sys
+sys.argv = ["/somewhere/vanilla-transformer.py"]
+import vanilla_transformer
+from transformers import AutoConfig
+assert AutoConfig.for_model("vanilla_transformer").d_model == 512
+"""
+    python(code, cwd=tmp_path)
+
+
+def test_the_module_of_the_command_shows_its_help_without_a_library(tmp_path):
+    words = [sys.executable, "-X", "importtime", "-m", "vanilla_transformer.cli", "--help"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "usage: vanilla-transformer" in done.stdout
+    assert "vanilla_transformer.console\n" in done.stderr
+    assert not re.search(r"\| +(torch|transformers|numpy)\n", done.stderr)
+
+
 def test_the_auto_classes_give_the_public_ones(tmp_path):
     code = """
 import transformers

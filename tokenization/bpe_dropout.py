@@ -1,5 +1,6 @@
 """BPE-dropout: BPE that skips merges at random, Provilkov et al. 2020."""
 
+import heapq
 import itertools
 import json
 import random
@@ -79,14 +80,41 @@ class BpeDropout:
         Returns:
             Token ids.
         """
-        pieces = list(word)
-        while True:
-            merges = [
-                (self._ranks[pair], position)
-                for position, pair in enumerate(itertools.pairwise(pieces))
-                if pair in self._ranks and generator.random() >= self.dropout
-            ]
-            if not merges:
-                return [self._ids[piece] for piece in pieces]
-            _, position = min(merges)
-            pieces[position : position + 2] = ["".join(pieces[position : position + 2])]
+        end = len(word)
+        # the piece that begins at each position; "" if none does, and at the end
+        pieces = [*word, ""]
+        # positions of the pieces before and after each one; before the first one is the end
+        previous_positions, next_positions = [*range(-1, end)], [*range(1, end + 1), end]
+        # possible merges, as rank and position of the left piece. Both are looked up again, because
+        # a later merge can change the pieces
+        merges: list[tuple[int, int]] = []
+
+        def rank_at(position: int) -> int | None:
+            return self._ranks.get((pieces[position], pieces[next_positions[position]]))
+
+        def push(position: int):
+            if (rank := rank_at(position)) is not None:
+                heapq.heappush(merges, (rank, position))
+
+        for position in range(end):
+            push(position)
+        skipped_merges = []
+        while merges:
+            rank, position = merge = heapq.heappop(merges)
+            if rank_at(position) != rank:
+                continue
+            if generator.random() < self.dropout:
+                skipped_merges.append(merge)
+                continue
+            right_position = next_positions[position]
+            pieces[position] += pieces[right_position]
+            pieces[right_position] = ""
+            next_positions[position] = next_positions[right_position]
+            previous_positions[next_positions[position]] = position
+            push(position)
+            push(previous_positions[position])
+            # after each merge, a skipped merge is possible again
+            for skipped_merge in skipped_merges:
+                heapq.heappush(merges, skipped_merge)
+            skipped_merges = []
+        return [self._ids[piece] for piece in pieces if piece]

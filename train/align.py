@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from transformers.utils import GENERATION_CONFIG_NAME
+
 from ..alignment_vanilla_transformer import HEADS_FIELD, choose_heads
 from ..atomic_files import refuse_links, write_atomically
 from ..console import parse_flags
-from ..loading import GENERATION_FILE
 from ..pipeline_vanilla_transformer import evaluating
 from .score import load_with_pairs, pairs_parser
 
@@ -40,7 +41,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         "--choose_heads",
         action="store_true",
         help=f"choose the attention heads that align these pairs best, with the first {MOST_PAIRS} "
-        f"of them, and save them in the {GENERATION_FILE} of RUN, a folder; give validation data",
+        f"of them, and save them in the {GENERATION_CONFIG_NAME} of RUN, a folder; give validation "
+        "data",
     )
     settings = vars(parse_flags(parser, argv))
     folder, chooses_heads = Path(settings["run"]), settings.pop("choose_heads")
@@ -59,8 +61,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         heads, share = choose_heads(model, pipeline.tokenizer, *encoded_pairs)
     config = model.generation_config
     setattr(config, HEADS_FIELD, heads)
-    refuse_links(folder, [GENERATION_FILE])
-    write_atomically(folder / GENERATION_FILE, config.to_json_string())
+    refuse_links(folder, [GENERATION_CONFIG_NAME])
+    write_atomically(folder / GENERATION_CONFIG_NAME, config.to_json_string())
     heads_text = " ".join(f"{layer}.{head}" for layer, head in heads)
     yield (
         f"{len(heads)} heads (layer.head, from 0): {heads_text}; they find the source token "

@@ -62,6 +62,8 @@ UNSPACED_LANGUAGES = {
     **dict.fromkeys(("ko", "kor"), "ko-mecab"),
     **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"), "char"),
 }
+# corpus of the paper, and its configuration
+DEFAULT_DATASET, DEFAULT_NAME = "wmt/wmt14", "de-en"
 # number that YAML 1.1 parses as text, such as 1e-9
 EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 # modules that a sacreBLEU tokenizer imports
@@ -141,13 +143,17 @@ class TrainConfig:
     """
 
     dataset: str = setting(
-        "wmt/wmt14",
+        DEFAULT_DATASET,
         "corpus: a file (.tsv, .csv, .tmx, .jsonl, .parquet; compressed too), PREFIX of the text "
         "files PREFIX.en and PREFIX.de, a folder with such files named train, validation and test, "
         "a Hub name, or demo",
         fixed_on_resume=True,
     )
-    name: str | None = setting("de-en", "configuration of the dataset", fixed_on_resume=True)
+    name: str | None = setting(
+        None,
+        "configuration of the dataset; if not given, de-en for wmt/wmt14, and none for another one",
+        fixed_on_resume=True,
+    )
     revision: str | None = setting(
         None,
         "commit, branch or tag of a dataset on the Hub; the newest if not given",
@@ -412,6 +418,8 @@ class TrainConfig:
             for name, value in self.model.items()
         }
         self.mix = [_checked_mix_entry(entry) for entry in self.mix]
+        if self.name is None and self.dataset == DEFAULT_DATASET:
+            self.name = DEFAULT_NAME
         if self.bleu_tokenizer is None:
             # the name is resolved here, so that the recipe in the run folder contains it
             self.bleu_tokenizer = bleu_tokenizer_of(self.target_lang)

@@ -43,7 +43,9 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
     environment[STARTER_VARIABLE] = str(os.getpid())
     status = _run_and_forward_signals(command, environment)
     if status:
-        raise ValueError(f"training must succeed to be evaluated, got exit status {status}.")
+        raise ValueError(
+            f"The training failed with exit status {status}, so there is no model to evaluate."
+        )
     # not None, because the evaluation runs in a single process
     scores: Any = evaluate(folder)
     return "\n\n".join(

@@ -32,11 +32,12 @@ from transformers import (
     set_seed,
 )
 from transformers.integrations import get_available_reporting_integrations
+from transformers.utils import CONFIG_NAME
 
 from ..atomic_files import locked_folder
 from ..console import run_command
 from ..generation_vanilla_transformer import set_paper_search
-from ..loading import CONFIG_FILE, load_run
+from ..loading import load_run
 from ..pipeline_vanilla_transformer import max_source_tokens
 from ..publishing import push_to_hub
 from .config import bleu_tokenizer_of, check_columns
@@ -358,7 +359,7 @@ def _save(
         saved_model.save_pretrained(folder)
     if trainer.is_world_process_zero():
         # safetensors gives only the owner permission to read a file
-        mode = Path(folder, CONFIG_FILE).stat().st_mode
+        mode = Path(folder, CONFIG_NAME).stat().st_mode
         for path in Path(folder).rglob("*.safetensors"):
             path.chmod(mode & 0o666)
 

@@ -110,30 +110,20 @@ def _load_module(path: Path, saved_copy: Path | None) -> ModuleType:
     if not path.is_file() and existing_copy is None:
         raise ValueError(f"model_class must be FILE.py:CLASS, and the file {path} does not exist.")
     path = (path if existing_copy is None or path.is_file() else existing_copy).resolve()
-    loaded_module, code = sys.modules.get(path.stem), path.read_bytes()
-    if loaded_module is not None:
-        module_file = getattr(loaded_module, "__file__", None)
-        module_code = (
-            Path(module_file).read_bytes()
-            if module_file is not None and Path(module_file).is_file()
-            else None
-        )
-        if code == _LOADED_CODE.get(loaded_module, module_code):
-            return loaded_module
-        # a file that was edited is loaded again, but a module from elsewhere is never replaced
-        if loaded_module not in _LOADED_CODE:
-            raise ValueError(
-                f"model_class must be in a file whose name is not that of a module, got "
-                f"{path.name}: give the file another name."
-            )
+    # a name of its own, so that `import utils` elsewhere does not find a user's utils.py
+    module_name, code = f"{__name__}.{path.stem}", path.read_bytes()
+    loaded_module = sys.modules.get(module_name)
+    # a file that was edited is loaded again
+    if loaded_module is not None and _LOADED_CODE[loaded_module] == code:
+        return loaded_module
     # a file with Python code always has a loader
-    spec: Any = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    CUSTOM_MODULES.add(path.stem)
+    spec: Any = importlib.util.spec_from_file_location(module_name, path)
+    module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+    CUSTOM_MODULES.add(module_name)
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[path.stem]
+        del sys.modules[module_name]
         raise
     _LOADED_CODE[module] = code
     return module

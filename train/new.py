@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import yaml
 
+from ..atomic_files import atomic_file
 from ..console import shown
 from ..kernels_vanilla_transformer import has_bf16_instructions
 from .config import TrainConfig
@@ -249,8 +250,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
     missing_flags = [f"--{name}" for name in REQUIRED_SETTINGS if name not in corpus_settings]
     if missing_flags:
         raise ValueError(f"{', '.join(missing_flags)} must be given: `new` does not guess.")
-    # the default of `name` belongs to the default dataset, so it must not apply to this corpus
-    config = TrainConfig(**{"name": None, **corpus_settings})
+    config = TrainConfig(**corpus_settings)
     texts = load_texts(config)
     counts = count_pairs(texts)
     if texts.validation is None:
@@ -266,9 +266,11 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
         counts = count_pairs(texts)
     yaml_text = recipe_for(path, corpus_settings, counts, minutes)
     try:
-        # "x" fails if another command has written the recipe in the meantime
-        with path.open("x", encoding="utf-8") as file:
-            file.write(yaml_text)
+        with atomic_file(path) as file:
+            file.write(yaml_text.encode())
+            file.flush()
+            # `touch` fails if another command has written the recipe in the meantime
+            path.touch(exist_ok=False)
     except FileExistsError as error:
         raise ValueError(_exists_message(path)) from error
     run_folder = shlex.quote(f"runs/{path.stem}")
@@ -425,9 +427,9 @@ def recipe_for(
     step_seconds = math.nan
     if minutes is not None:
         run_folder = f"runs/{path.stem}"
-        measured_config = dataclasses.replace(config, name=None, output_dir=run_folder)
+        corpus_and_folder = {"name": None, **corpus_settings, "output_dir": run_folder}
         steps, step_seconds = _measure_steps_in(
-            minutes, dataclasses.replace(measured_config, **corpus_settings)
+            minutes, dataclasses.replace(config, **corpus_and_folder)
         )
         rule, config = settings_for(counts.pairs, steps)
         config.max_minutes = minutes

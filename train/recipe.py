@@ -185,8 +185,7 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
     Args:
         recipe: Name of a recipe of the package, or path of a .yaml file.
         overrides: Settings that replace those of the recipe; the fields of `model` are merged with
-            the recipe's. If the recipe sets `dataset`, it also resets `name` and `columns`: each
-            one that it does not set becomes None. The same holds for the overrides.
+            the recipe's. If they set `dataset`, the recipe's `name` and `columns` do not apply.
 
     Returns:
         The settings.
@@ -206,13 +205,10 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
             **by_canonical_name(overrides["model"]),
         }
         overrides = {**overrides, "model": merged_fields}
-    settings: dict[str, Any] = {}
-    for new_settings in (recipe_settings, overrides):
-        # `name` and `columns` belong to one dataset, so another dataset resets them
-        if "dataset" in new_settings:
-            settings |= {"name": None, "columns": None}
-        settings |= new_settings
-    config = TrainConfig(**settings)
+    if "dataset" in overrides:
+        # `name` and `columns` belong to one dataset, so those of the recipe do not apply
+        overrides = {"name": None, "columns": None, **overrides}
+    config = TrainConfig(**{**recipe_settings, **overrides})
     if config.output_dir is None:
         config.output_dir = str(Path("runs") / Path(recipe).stem)
     return config

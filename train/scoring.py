@@ -36,8 +36,8 @@ BOOTSTRAP_SAMPLES = 1000
 # largest number of sentences that get confidence intervals: sacreBLEU keeps all samples in memory,
 # 100 kB for each sentence
 MOST_RESAMPLED = 20_000
-# pattern of bytes, as in the original script: a letter of two bytes between two hyphens is part of
-# two matches, so both hyphens are split; a letter of one byte is part of the first match only
+# as in the original script, the pattern matches bytes. Therefore in `a-é-b` both hyphens are split,
+# because `é` has two bytes and can be in two matches, and in `a-b-c` only the first one is
 HYPHENATED_LETTERS = re.compile(rb"(\S)-(\S)")
 
 
@@ -280,8 +280,7 @@ def comet_score(
         if process.returncode:
             last_line = (process.stderr.strip() or "no message").split("\n")[-1]
             raise ValueError(
-                f"{COMET_PROGRAM} must succeed, got exit status {process.returncode}: "
-                f"{last_line.strip()}"
+                f"{COMET_PROGRAM} failed with exit status {process.returncode}: {last_line.strip()}"
             )
         (sentence_scores,) = json.loads(scores_path.read_text(encoding="utf-8")).values()
     return sum(sentence["COMET"] for sentence in sentence_scores) / len(sentence_scores)

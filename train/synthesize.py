@@ -22,7 +22,7 @@ import torch
 from accelerate import PartialState
 from tqdm import tqdm
 
-from ..atomic_files import locked_folder, make_folder, remove, unfinished_path, write_atomically
+from ..atomic_files import atomic_file, locked_folder, make_folder, remove, write_atomically
 from ..console import Interrupted, add_trust_flag, parse_flags, require_nonempty_path, run_command
 from ..loading import load
 from ..pipeline_vanilla_transformer import TranslationPipeline, max_source_tokens
@@ -278,7 +278,7 @@ def _translate_block(
             continue
         best_result = next(results)[0]
         translation = one_line(best_result["translation_text"]).strip()
-        if not translation or GARBLED.search(f"{line}{translation}"):
+        if not translation or any(map(GARBLED.search, (line, translation))):
             records.append({"dropped": WRONG_ENCODING if translation else EMPTY_TRANSLATION})
             continue
         records.append(
@@ -312,8 +312,7 @@ def _join_blocks(task: Task, num_lines: int) -> dict[str, int]:
             f"{len(missing_blocks):,} of {len(block_numbers):,} blocks."
         )
     reason_counts = Counter({"kept": 0})
-    unfinished = unfinished_path(path)
-    with unfinished.open("w", encoding="utf-8", newline="\n") as file:
+    with atomic_file(path) as file:
         for line in chain.from_iterable(
             _read_block(_block_path(task, number)) for number in block_numbers
         ):
@@ -324,22 +323,21 @@ def _join_blocks(task: Task, num_lines: int) -> dict[str, int]:
             reason_counts[reason or "kept"] += 1
             if reason is None:
                 file.write(line)
-    counts = dict(sorted(reason_counts.items()))
-    if not reason_counts["kept"]:
-        remove(unfinished)
-        raise ValueError(
-            f"at least one pair must be kept, got only dropped pairs: {_describe_dropped(counts)}."
-        )
-    # settings are written before pairs: if the command is killed in between, it joins them again
-    plan |= {"min_score": task.min_score, "counts": counts}
-    write_atomically(plan_path, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
-    unfinished.replace(path)
+        counts = dict(sorted(reason_counts.items()))
+        if not reason_counts["kept"]:
+            raise ValueError(
+                "at least one pair must be kept, got only dropped pairs: "
+                f"{_describe_dropped(counts)}."
+            )
+        # settings are written before pairs: a command that is killed in between joins them again
+        plan |= {"min_score": task.min_score, "counts": counts}
+        write_atomically(plan_path, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
     remove(task.folder / BLOCKS_FOLDER)
     return counts
 
 
-def _read_block(path: Path) -> Iterable[str]:
-    with path.open(encoding="utf-8", newline="\n") as file:
+def _read_block(path: Path) -> Iterable[bytes]:
+    with path.open("rb") as file:
         yield from file
 
 

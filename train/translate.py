@@ -65,6 +65,8 @@ ADVICE = {
 }
 # capacity of a pipe on Linux, in bytes
 PIPE_BYTES = 65536
+# name of a model on the Hub, and the extension of a file
+HUB_NAME, FILE_EXTENSION = re.compile(r"\w[\w.-]*/[\w.-]+"), re.compile(r"\.[A-Za-z]\w*")
 # longest line that is translated, in tokens: memory and time grow with the square of its length
 MAX_LINE_TOKENS = 4096
 
@@ -386,8 +388,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         search.pop(flag)
         for flag in ("trust_remote_code", "column", "scores", "jsonl", "runs", "glossary")
     )
-    # the parser assigns FILE to `runs` too: the last of several words is FILE unless it is a folder
-    path = runs.pop() if len(runs) > 1 and not Path(runs[-1]).is_dir() else None
+    # the parser assigns FILE to `runs` too: the last of several words is FILE unless it is a model
+    path = runs.pop() if len(runs) > 1 and not _is_model_name(runs[-1]) else None
     path = None if path == "-" else path
     file_name = path or "stdin"
     supported = (".srt",) if column is None else (".srt", ".jsonl", ".json")
@@ -438,6 +440,13 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
                     yield " ||| ".join([str(number), *output_fields(translation)])
             else:
                 yield " ||| ".join(output_fields(translations[0]))
+
+
+def _is_model_name(word: str) -> bool:
+    """Return whether a word names a folder, or can be the name of a model on the Hub."""
+    path = Path(word)
+    is_path = path.is_file() or path.parent.is_dir() or FILE_EXTENSION.fullmatch(path.suffix)
+    return path.is_dir() or (not is_path and HUB_NAME.fullmatch(word) is not None)
 
 
 def _check_num_returned(pipeline: TranslationPipeline, search: Mapping[str, Any]):
@@ -541,10 +550,11 @@ def glossary_targets(line: str, glossary: Mapping[str, str]) -> list[str]:
         line: Source text.
         glossary: Target term by source term.
     """
+    # few lines contain a term, and `in` is much faster than a regular expression
     return [
         target
         for source, target in glossary.items()
-        if re.search(rf"(?<!\w){re.escape(source)}(?!\w)", line)
+        if source in line and re.search(rf"(?<!\w){re.escape(source)}(?!\w)", line)
     ]
 
 

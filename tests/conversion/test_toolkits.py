@@ -318,7 +318,7 @@ FOREIGN = [
         r"belongs to rotary positions \(RoPE\)",
     ),
     ("fairseq-post", weight(f"{LAYER}.fc2.bias", 3), r"of shape \[16\], got \[3\] in arch trans"),
-    ("fairseq-post", without(f"{LAYER}.fc1.bias"), "must be complete, got none for model.decoder"),
+    ("fairseq-post", without(f"{LAYER}.fc1.bias"), "must be complete, and model.decoder"),
     ("fairseq-post", without("encoder.embed_tokens.weight"), "an encoder and a decoder"),
     ("fairseq-post", without("encoder.layers.0.fc1.weight"), "got none for encoder.layers.0.fc1"),
     ("fairseq-pre", without("decoder.embed_positions.weight"), "got none for decoder.embed_pos"),
@@ -327,13 +327,13 @@ FOREIGN = [
     (
         "fairseq-post",
         setting(encoder_attention_heads=None, decoder_attention_heads=None),
-        "the settings of fairseq's transformer must be complete, got none for encoder_att",
+        "the settings of fairseq's transformer must be complete, and encoder_att",
     ),
     # OpenNMT-py's architectures
     ("opennmt", parts(opt=None), "must be OpenNMT-py's"),
     ("opennmt", parts(vocab="a text"), "must be OpenNMT-py's"),
     ("opennmt", parts(generator="a text"), "must be OpenNMT-py's"),
-    ("opennmt", parts(generator={}), "the generator .* must be complete, got none for weight"),
+    ("opennmt", parts(generator={}), "the generator .* must be complete, and weight"),
     ("opennmt", without("encoder.layer_norm.weight"), "got none for encoder.layer_norm.weight"),
     (
         "opennmt",
@@ -347,7 +347,7 @@ FOREIGN = [
         vocabulary(lambda tokens: [token.replace("<blank>", "<p>") for token in tokens]),
         "the special token <blank>, got none",
     ),
-    ("opennmt", without_heads, "must be complete, got none for heads"),
+    ("opennmt", without_heads, "must be complete, and heads"),
     (
         "opennmt",
         without("encoder.embeddings.make_embedding.emb_luts.0.weight"),
@@ -655,5 +655,5 @@ def test_a_library_model_of_another_kind_or_with_other_weights_is_named(tmp_path
     del weights[name]
     save_file(weights, path, metadata={"format": "pt"})
     assert main(["convert", "marian", str(folder), str(tmp_path / "out")]) == 1
-    assert "must be complete, got none for model.encoder.layers.0.fc1" in capsys.readouterr().err
+    assert "must be complete, and model.encoder.layers.0.fc1" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import sys
 
 import numpy as np
@@ -32,6 +33,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from ctranslate2.converters import TransformersConverter  # noqa: E402
 from ctranslate2_search import InCTranslate2, gnmt_score  # noqa: E402
 
+from vanilla_transformer.export import transformersjs  # noqa: E402
 from vanilla_transformer.export.ctranslate2 import to_ctranslate2  # noqa: E402
 from vanilla_transformer.export.marian import to_marian  # noqa: E402
 from vanilla_transformer.export.onnx import (  # noqa: E402
@@ -794,6 +796,25 @@ def test_the_merged_decoder_has_each_weight_once(in_merged_onnx):
     size = (folder / "onnx" / MERGED_FILE).stat().st_size
     # the embedding also as the output matrix, and the graph
     assert size < bytes_of_decoder + 4 * model.lm_head.weight.numel() + 150_000
+
+
+def test_only_the_advice_of_the_quantization_is_hidden(monkeypatch, caplog):
+    def quantize(model, path, **_):
+        logging.warning("Please consider to run pre-processing before quantization.")
+        logging.warning("another warning")
+        path.write_bytes(model)
+
+    monkeypatch.setattr(transformersjs, "quantize_dynamic", quantize)
+    monkeypatch.setattr(transformersjs.onnx, "load", lambda path: path.read_bytes())
+    filters = [*logging.getLogger().filters]
+    logging.disable(logging.INFO)
+    try:
+        assert transformersjs._quantize(b"model") == b"model"
+        assert logging.root.manager.disable == logging.INFO
+    finally:
+        logging.disable(logging.NOTSET)
+    assert caplog.messages == ["another warning"]
+    assert logging.getLogger().filters == filters
 
 
 def test_graphs_for_transformers_js_are_compared(tokenizer, tmp_path):

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,11 @@ from vanilla_transformer.serving.models import (  # noqa: E402
     language_name,
     load_models,
 )
-from vanilla_transformer.serving.translation_queue import Job, NobodyWaits  # noqa: E402
+from vanilla_transformer.serving.translation_queue import (  # noqa: E402
+    Job,
+    StopIfCancelled,
+    TranslationQueue,
+)
 
 PROGRAM = Path(__file__).parent.parent / "observed_server.py"
 # other tests may take the cores meanwhile
@@ -194,7 +199,7 @@ def test_a_real_client_gets_the_translations_of_the_pipeline(server, pipeline):
     with pytest.raises(urllib.error.HTTPError) as refused:
         client.detect(TEXTS[0])
     assert refused.value.code == 400
-    assert "not detected" in json.loads(refused.value.read())["error"]
+    assert "does not detect languages" in json.loads(refused.value.read())["error"]
 
 
 def test_each_form_of_a_request_gets_the_same_answer(server, pipeline):
@@ -302,15 +307,42 @@ def test_a_client_that_leaves_is_not_translated(server):
     assert server.calls() == [1, 1]
 
 
+def test_an_error_of_one_job_leaves_the_jobs_beside_it_their_translations():
+    class FailingModel:
+        calls = []
+        may_begin = threading.Event()
+
+        def translate(self, sentences, *_):
+            self.calls.append(sentences)
+            self.may_begin.wait(SECONDS)
+            if "bad" in sentences:
+                raise RuntimeError("this sentence")
+            return [[sentence.upper()] for sentence in sentences]
+
+    model, queue = FailingModel(), TranslationQueue()
+    jobs = [Job(model, "fr", "en", 1, [text], 1) for text in ("first", "good", "bad", "fine")]
+    for job in jobs:
+        queue.put(job)
+        # the first job is alone, because it has begun before the others arrive
+        while not model.calls:
+            time.sleep(0.01)
+    model.may_begin.set()
+    queue.close()
+    results = [job.translations.exception() or job.translations.result() for job in jobs]
+    assert model.calls == [["first"], ["good", "bad", "fine"], ["good"], ["bad"], ["fine"]]
+    assert (results[0], results[1], results[3]) == ([["FIRST"]], [["GOOD"]], [["FINE"]])
+    assert str(results[2]) == "this sentence"
+
+
 def test_a_search_ends_if_nobody_waits_for_it(pipeline):
     job = Job(None, "fr", "en", 1, TEXTS, 0)
     whole = pipeline(TEXTS)
-    for is_abandoned in (False, True):
-        job.is_abandoned = is_abandoned
-        found = pipeline(TEXTS, stopping_criteria=StoppingCriteriaList([NobodyWaits([job])]))
-        assert (found == whole) != is_abandoned
+    for is_cancelled in (False, True):
+        job.is_cancelled = is_cancelled
+        found = pipeline(TEXTS, stopping_criteria=StoppingCriteriaList([StopIfCancelled([job])]))
+        assert (found == whole) != is_cancelled
     # one of two jobs is enough to go on
-    criteria = StoppingCriteriaList([NobodyWaits([job, Job(None, "fr", "en", 1, TEXTS, 0)])])
+    criteria = StoppingCriteriaList([StopIfCancelled([job, Job(None, "fr", "en", 1, TEXTS, 0)])])
     assert pipeline(TEXTS, stopping_criteria=criteria) == whole
 
 
@@ -346,14 +378,14 @@ def test_a_wrong_field_is_named(fields, sentence, server):
 @pytest.mark.parametrize(
     ("kind", "body", "sentence"),
     [
-        (JSON, b"{", "a request must be JSON"),
-        (JSON, b"", "a request must be JSON"),
-        (JSON, b"[" * 50_000, "a request must be JSON"),
-        (JSON, b"9" * 50_000, "a request must be JSON"),
-        (JSON, b'["q"]', "a request must be a JSON object"),
-        (JSON, b'{"q": "\xff"}', "a request must be UTF-8"),
-        (FORM, b"q=\xff", "a request must be UTF-8"),
-        (FORM, b"q=%FF", "a request must be UTF-8"),
+        (JSON, b"{", "The body is not valid JSON."),
+        (JSON, b"", "The body is not valid JSON."),
+        (JSON, b"[" * 50_000, "The body is not valid JSON."),
+        (JSON, b"9" * 50_000, "The body is not valid JSON."),
+        (JSON, b'["q"]', "The JSON body must be an object."),
+        (JSON, b'{"q": "\xff"}', "The request is not valid UTF-8."),
+        (FORM, b"q=\xff", "The request is not valid UTF-8."),
+        (FORM, b"q=%FF", "The request is not valid UTF-8."),
         ("multipart/form-data", b"q=a", "Missing boundary"),
         ("text/plain", b"q=a", f"Content-Type must be {JSON} for a JSON object, or that of a form"),
         ("", b"q=a", f"Content-Type must be {JSON} for a JSON object, or that of a form, got ''"),
@@ -373,7 +405,7 @@ def test_compressed_bodies_are_refused_and_a_byte_order_mark_is_not(server):
     headers = {"Content-Type": JSON, "Content-Encoding": "gzip"}
     answer = server.client.post("/translate", content=gzip.compress(fields), headers=headers)
     assert answer.status_code == 400
-    assert answer.json()["error"] == "a request must not be compressed, got 'gzip'."
+    assert answer.json()["error"] == "The request must not be compressed, got 'gzip'."
     headers = {"Content-Type": JSON}
     answer = server.client.post("/translate", content=b"\xef\xbb\xbf" + fields, headers=headers)
     assert answer.json() == server.translate(TEXTS[0])
@@ -385,7 +417,7 @@ def test_compressed_bodies_are_refused_and_a_byte_order_mark_is_not(server):
 def test_a_file_is_refused(server):
     answer = server.client.post("/translate", files={"q": ("a.txt", b"text")})
     assert answer.status_code == 400
-    assert answer.json() == {"error": "a request must have no file: send its text as q."}
+    assert answer.json() == {"error": "The request must not contain a file. Send the text as q."}
 
 
 def test_other_paths_and_methods_are_refused_in_json(server):
@@ -451,7 +483,7 @@ def test_a_key_is_needed(small_server, pipeline):
     for fields in ({}, {"api_key": "another"}, {"api_key": ""}, {"api_key": 5}):
         answer = small_server.post({"q": text, **FR_EN, **fields})
         assert answer.status_code == 403
-        assert "api_key must be" in answer.json()["error"]
+        assert re.search("api_key (must be given|is not valid)", answer.json()["error"])
         assert KEY not in answer.text
     with pytest.raises(urllib.error.HTTPError, match="403"):
         LibreTranslateAPI(small_server.url).translate(text, "fr", "en")
@@ -488,7 +520,7 @@ def test_a_request_to_a_full_queue_is_refused(small_server):
         refused = small_server.post({"q": "d", **FR_EN, "api_key": KEY})
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
-        assert "must be at most 3" in refused.json()["error"]
+        assert refused.json()["error"].startswith("The server already has 3 waiting requests. ")
         # only translations wait
         assert small_server.client.get("/health").status_code == 200
         hold.unlink()
@@ -512,7 +544,7 @@ def test_a_request_that_takes_too_long_ends_and_frees_its_place(small_server):
             answer = one.result()
             assert answer.status_code == 503
             assert "retry-after" in answer.headers
-            assert "must end within 8 seconds" in answer.json()["error"]
+            assert "took longer than 8 seconds" in answer.json()["error"]
         hold.unlink()
     assert small_server.translate(TEXTS[0], api_key=KEY)
     # the second one was not translated
@@ -551,10 +583,7 @@ def test_a_port_in_use_is_refused_in_one_sentence(run_folder, capsys):
         port = taken.getsockname()[1]
         assert main(["serve", str(run_folder), "--port", str(port)]) == 1
     said = capsys.readouterr().err
-    assert said == (
-        f"error: port must be free, got {port}, which another program uses: choose another one "
-        "with --port.\n"
-    )
+    assert said == f"error: Port {port} is already in use. Choose another port with --port.\n"
 
 
 @pytest.mark.parametrize(
@@ -605,6 +634,14 @@ def test_a_model_must_name_its_languages(run_folder, tmp_path, capsys):
     }
     assert main(["serve", f"en-zh-de={tmp_path}", "--port", "0"]) == 1
     assert "must be written as in en-de=my/model or en-zh-Hant=" in capsys.readouterr().err
+
+
+def test_a_folder_may_have_the_form_of_a_model_with_its_languages(
+    run_folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr-sweep=0.1").symlink_to(run_folder)
+    assert list(load_models(["lr-sweep=0.1"], False)) == ["fr"]
 
 
 def test_two_models_between_the_same_languages_are_refused(run_folder, capsys):

@@ -74,27 +74,46 @@ def chances(pieces, ranks, dropout):
     return total
 
 
-@pytest.mark.parametrize("dropout", [0.1, 0.5])
-def test_each_segmentation_has_the_probability_of_the_rule(tokenizer, dropout):
-    merges = [("a", "b"), ("c", "a"), ("ab", "c"), ("ca", "ab"), ("b", "c")]
+@pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(
+    ("word", "merges"),
+    [
+        ("cabca", [("a", "b"), ("c", "a"), ("ab", "c"), ("ca", "ab"), ("b", "c")]),
+        # pairs that overlap, and several positions of a pair
+        ("aaaaab", [("a", "a"), ("aa", "a"), ("a", "ab"), ("a", "b"), ("aa", "aa")]),
+    ],
+)
+def test_each_segmentation_has_the_probability_of_the_rule(tokenizer, word, merges, dropout):
     vocab = dict(tokenizer.get_vocab())
     for left, right in merges:
         vocab.setdefault(left + right, len(vocab))
     known = VanillaTransformerTokenizer(vocab, merges)
-    expected = chances(
-        ("c", "a", "b", "c", "a"), {pair: i for i, pair in enumerate(merges)}, dropout
-    )
+    expected = chances((*word,), {pair: i for i, pair in enumerate(merges)}, dropout)
     assert math.isclose(sum(expected.values()), 1)
     assert len(expected) > 5
     dropper, generator, draws = BpeDropout(known, dropout), random.Random(7), 20_000
     seen = collections.Counter(
-        tuple(known.convert_ids_to_tokens(dropper.segment_word("cabca", generator)))
+        tuple(known.convert_ids_to_tokens(dropper.segment_word(word, generator)))
         for _ in range(draws)
     )
     assert set(seen) <= set(expected)
     for spelling, share in expected.items():
         spread = math.sqrt(draws * share * (1 - share))
         assert abs(seen[spelling] - draws * share) < 5 * spread + 1
+
+
+def test_a_long_word_needs_few_random_numbers(tokenizer):
+    # a text without spaces is one word
+    class Counted(random.Random):
+        count = 0
+
+        def random(self):
+            self.count += 1
+            return super().random()
+
+    word, generator = "thelowerthelowest" * 40, Counted(3)
+    assert len(BpeDropout(tokenizer, 0.1).segment_word(word, generator)) < len(word)
+    assert generator.count < 3 * len(word)
 
 
 def test_symbols_and_added_tokens_stay_whole():

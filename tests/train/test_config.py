@@ -360,6 +360,8 @@ def test_another_dataset_of_a_recipe_has_no_configuration_either(tmp_path):
         assert load_config(str(recipe), {"name": "b"}).name == "b"
     recipe.write_text("warmup_steps: 10\n")
     assert load_config(str(recipe)).name == "de-en"
+    assert TrainConfig(dataset="my/texts").name is None
+    assert TrainConfig().name == "de-en"
     # where it was another's by default it is named
     assert load_config("mini-wmt14").name == "de-en"
 

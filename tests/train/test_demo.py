@@ -57,7 +57,7 @@ def test_the_demo_translates_unseen_sentences_and_ctranslate2_agrees(tmp_path):
 def test_a_training_that_fails_is_not_evaluated(tmp_path, capfd):
     (tmp_path / "a_file").write_text("in the way")
     with pytest.raises(
-        ValueError, match="training must succeed to be evaluated, got exit status 1"
+        ValueError, match="training failed with exit status 1, so there is no model to evaluate"
     ):
         run_demo(str(tmp_path / "a_file"))
     errors = [line for line in capfd.readouterr().err.splitlines() if "rror" in line]

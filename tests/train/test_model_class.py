@@ -1,5 +1,6 @@
 """Model classes of the user and of the library: train, resume, average, evaluate, push."""
 
+import importlib
 import json
 import re
 import shutil
@@ -25,7 +26,12 @@ from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.dry_run import describe
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.model_class import make_config, size_of, try_model
+from vanilla_transformer.train.model_class import (
+    make_config,
+    model_class_of,
+    size_of,
+    try_model,
+)
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints, read_weights
 from vanilla_transformer.train.run_folder.files import read_metrics
 
@@ -120,7 +126,7 @@ TRUST = "--trust_remote_code"
 def forgotten():
     """Forget the modules of users' files, as a new process does."""
     yield
-    for name in [name for name in sys.modules if name.startswith("gated")]:
+    for name in [name for name in sys.modules if name.rpartition(".")[2].startswith("gated")]:
         del sys.modules[name]
 
 
@@ -568,6 +574,15 @@ def test_a_file_of_a_class_that_does_not_exist_is_named(corpus, tmp_path, monkey
     assert main(["train", "toy.yaml", "--model_class", "nowhere.py:Gated"]) == 1
     said = capsys.readouterr().err
     assert said == "error: model_class names nowhere.py, which does not exist.\n"
+
+
+def test_a_file_with_the_name_of_a_module_does_not_replace_it(file, corpus, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    path = shutil.copy(file, tmp_path / "colorsys.py")
+    config = train_toys.toy_config(corpus, tmp_path / "run", model_class=f"{path}:Gated")
+    saved = model_class_of(config)
+    assert saved is model_class_of(config)
+    assert importlib.import_module("colorsys").__file__ != str(path)
 
 
 def test_a_class_with_the_name_of_a_released_one_is_refused(corpus, tmp_path, forgotten):

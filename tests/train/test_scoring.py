@@ -314,7 +314,7 @@ def test_comet_scores_each_sentence_once():
     sources, references = ["a\u2028b", "c"], ["aaaa", "cc\r\ncc"]
     assert comet_score(sources, ["aaaa", "cc"], references) == pytest.approx((1 + 2 / 5) / 2)
     with pytest.raises(
-        ValueError, match="must succeed, got exit status 1: Model 'none' not supported"
+        ValueError, match="comet-score failed with exit status 1: Model 'none' not supported"
     ):
         comet_score(["a"], ["b"], ["c"], "none")
 

@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import os
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 import train_toys
@@ -50,6 +52,41 @@ def small_blocks(monkeypatch):
 def pairs_of(folder):
     text = (folder / "train.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_corpus_is_on_the_disk_before_the_blocks_are_removed(run, tmp_path, monkeypatch):
+    out, flush, flushed = tmp_path / "out", os.fsync, []
+    words = ["distill", str(run), "--output_dir", str(out)]
+    remove = synthesize.remove
+
+    def checked_remove(path):
+        assert {(out / "train.jsonl").stat().st_ino, out.stat().st_ino} <= set(flushed)
+        remove(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(synthesize, "_read_block", lambda _: (_ for _ in ()).throw(OSError(28)))
+        assert main(words) == 1
+    assert sorted(path.name for path in out.iterdir()) == ["blocks", "synthetic.json"]
+    monkeypatch.setattr(synthesize, "write_atomically", Path.write_text)
+    monkeypatch.setattr(os, "fsync", lambda it: flushed.append(os.fstat(it).st_ino) or flush(it))
+    monkeypatch.setattr(synthesize, "remove", checked_remove)
+    assert main(words) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["synthetic.json", "train.jsonl"]
+
+
+def test_a_pair_is_not_garbled_by_the_seam_of_its_texts(run, tmp_path):
+    # "Ã" and "¤" next to each other are a wrongly decoded "ä"
+    task = synthesize.Task("distill", "", tmp_path, "en", "de", (), None, {}, None, 100, None, "")
+    pipeline = load(run)
+
+    def translated(first, second):
+        search = [[{"translation_text": second, "score": 0.0}]]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(synthesize, "search_lines", lambda *_, **__: iter(search))
+            return synthesize._translate_block(task, pipeline, [first], 0)
+
+    assert translated("Ã", "¤") == [{"en": "Ã", "de": "¤", "score": 0.0}]
+    assert translated("a", "Ã¤") == [{"dropped": "with a wrong encoding"}]
 
 
 def test_the_sources_of_the_training_text_are_translated(run, tmp_path, capsys):

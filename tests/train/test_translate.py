@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -293,6 +294,45 @@ def test_a_file_that_cannot_be_read_is_named_before_a_model_is_loaded(tmp_path):
     path = tmp_path / "no.txt"
     with pytest.raises(ValueError, match=rf"{path} cannot be read: No such file"):
         list(translate.run([str(tmp_path / "no-model"), str(path)], prog="translate"))
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["owner/model", "owner/model-2"], None),
+        (["owner/model", "owner/t5-v1.1-base"], None),
+        (["owner/model", "owner/model-2", "texts.en"], "texts.en"),
+        (["owner/model", "texts"], "texts"),
+        (["owner/model", "data/texts.en"], "data/texts.en"),
+        (["owner/model", "../texts"], "../texts"),
+        (["owner/model", "/data/texts"], "/data/texts"),
+        (["owner/model", "here/texts"], "here/texts"),
+    ],
+)
+def test_the_last_word_is_a_model_if_it_can_only_be_one(words, file, tmp_path, monkeypatch):
+    def load_models(runs, *_):
+        raise LookupError(runs)
+
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    monkeypatch.setattr(translate, "_load_models", load_models)
+    if file is None:
+        with pytest.raises(LookupError) as error:
+            list(translate.run(words, prog="translate"))
+        assert error.value.args == (words,)
+    else:
+        with pytest.raises(ValueError, match=rf"^{re.escape(file)} cannot be read: No such file"):
+            list(translate.run(words, prog="translate"))
+
+
+def test_a_term_that_a_line_does_not_have_needs_no_regular_expression(monkeypatch):
+    searches, search = [], re.search
+    monkeypatch.setattr(translate.re, "search", lambda *it: searches.append(it) or search(*it))
+    glossary = {f"term {number}.": str(number) for number in range(1000)}
+    line = "a term 7., xterm 8. and term 9.5"
+    assert translate.glossary_targets(line, glossary) == ["7"]
+    assert len(searches) == 3
 
 
 def test_a_file_can_be_compressed(run, tmp_path):

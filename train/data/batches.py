@@ -202,13 +202,6 @@ def split_step(
     return [parts[process::num_processes] for process in range(num_processes)]
 
 
-class _MergePlan(NamedTuple):
-    """Part indices of each micro-batch, and the time to compute them, in tokens."""
-
-    time: int
-    micro_batches: list[list[int]]
-
-
 def _choose_parts_to_merge(
     part_sizes: Sequence[tuple[int, int, int]], tokens_per_micro_batch: int, launch_tokens: int
 ) -> list[list[int]]:
@@ -219,25 +212,30 @@ def _choose_parts_to_merge(
     and the length of the longest target. The result lists the part indices of each micro-batch.
     """
     order = sorted(range(len(part_sizes)), key=lambda index: max(part_sizes[index][1:]))
-    # best_plans[n] is the fastest plan for the n shortest parts
-    best_plans = [_MergePlan(0, [])]
+    # for the n shortest parts: the least time, in tokens, and where the last micro-batch starts
+    least_times, last_starts = [0], [0]
     for end in range(1, len(order) + 1):
-        plans = []
+        num_sentences = longest_source = longest_target = 0
+        times = {}
         for start in reversed(range(end)):
-            sentence_counts, source_lengths, target_lengths = zip(
-                *(part_sizes[part] for part in order[start:end]), strict=True
-            )
-            num_sentences = sum(sentence_counts)
-            longest_source, longest_target = max(source_lengths), max(target_lengths)
+            part_sentences, source_length, target_length = part_sizes[order[start]]
+            num_sentences += part_sentences
+            longest_source = max(longest_source, source_length)
+            longest_target = max(longest_target, target_length)
             padded_tokens = num_sentences * max(longest_source, longest_target)
-            is_one_part = start == end - 1
-            if not is_one_part and padded_tokens > tokens_per_micro_batch:
+            if times and padded_tokens > tokens_per_micro_batch:
                 break
-            time, micro_batches = best_plans[start]
-            time += num_sentences * (longest_source + longest_target) + launch_tokens
-            plans.append(_MergePlan(time, [*micro_batches, order[start:end]]))
-        best_plans.append(min(plans, key=lambda plan: plan.time))
-    return best_plans[-1].micro_batches
+            micro_batch_time = num_sentences * (longest_source + longest_target) + launch_tokens
+            times[start] = least_times[start] + micro_batch_time
+        best_start = min(times, key=times.__getitem__)
+        least_times.append(times[best_start])
+        last_starts.append(best_start)
+    micro_batches = []
+    end = len(order)
+    while end:
+        micro_batches.append(order[last_starts[end] : end])
+        end = last_starts[end]
+    return micro_batches[::-1]
 
 
 @dataclass

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from ...kernels_vanilla_transformer import exp_
+from ...sizes import FLOAT32_BYTES
 from .cpu_kernels import is_for_onednn, product
 
 # size of a block, the logits that are in memory at a time, on a CPU and on other devices. Smaller
@@ -23,7 +24,6 @@ CPU_BLOCK_BYTES, BLOCK_BYTES = 2**27, 2**29
 # size of a tile, the logits of a block for one part of the vocabulary. A CPU computes a block tile
 # by tile: a tile stays in the cache, and tensors as large as a block would fragment the memory
 CPU_TILE_BYTES = 2**22
-FLOAT32_BYTES = 4
 
 
 def block_bytes(device: str) -> int:

@@ -8,9 +8,9 @@ import psutil
 import torch
 from transformers import PreTrainedConfig
 
-from ...sizes import num_weights, refuse_beyond_memory, size_of
+from ...sizes import FLOAT32_BYTES, num_weights, refuse_beyond_memory, size_of
 from ..config import TrainConfig
-from .fused_loss import FLOAT32_BYTES, block_bytes
+from .fused_loss import block_bytes
 
 # number of tensors of the logits' size that a loss with all logits keeps: logits,
 # log-probabilities, and the gradient of one of them

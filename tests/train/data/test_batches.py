@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.train.data import batches
 from vanilla_transformer.train.data.batches import (
     IGNORED,
     Collator,
@@ -105,6 +106,19 @@ def partitions(parts):
     for size in range(1, len(parts) + 1):
         for rest in partitions(parts[size:]):
             yield [np.concatenate(parts[:size]), *rest]
+
+
+def test_the_choice_of_parts_reads_each_pair_of_parts_once():
+    class Counted(list):
+        reads = 0
+
+        def __getitem__(self, index):
+            self.reads += 1
+            return super().__getitem__(index)
+
+    parts = Counted((1, length, length) for length in range(1, 65))
+    assert batches._choose_parts_to_merge(parts, 10**6, 10**6) == [[*range(64)]]
+    assert parts.reads < 64**2
 
 
 @pytest.mark.parametrize("cap", [3000, 8000, 20_000])
