@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from ...atomic_files import (
     finish,
     free_space,
+    is_disk_full,
     make_folder,
     remove,
     to_disk,
@@ -185,10 +186,9 @@ def save_checkpoint(
             _remove_checkpoint(checkpoint)
         unfinished.rename(checkpoint)
         to_disk(folder)
-    # on a full disk, safetensors raises its own error and torch raises RuntimeError
-    except (OSError, SafetensorError, RuntimeError) as error:
-        free_text = free_space(folder)
-        shutil.rmtree(unfinished, ignore_errors=True)
+    except Exception as error:
+        if not (isinstance(error, OSError) or is_disk_full(error)):
+            raise
         earlier_checkpoints = checkpoints(folder)
         intact_text = (
             f"{earlier_checkpoints[-1]} is intact"
@@ -196,9 +196,11 @@ def save_checkpoint(
             else "there is no checkpoint before it"
         )
         raise OSError(
-            f"checkpoint {checkpoint} cannot be written with {free_text}, {intact_text}: "
+            f"checkpoint {checkpoint} cannot be written with {free_space(folder)}, {intact_text}: "
             f"{' '.join(str(error).split())}"
         ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
     complete_checkpoints = checkpoints(folder)
     regular_paths = [path for path in complete_checkpoints if not _is_stop_checkpoint(path)]
     kept_paths = (

@@ -211,6 +211,19 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_names_it(tmp_path, monkeypat
     assert len(checkpoints(tmp_path)) == 1
 
 
+def test_an_error_that_is_not_of_the_disk_keeps_its_words_and_leaves_no_files(
+    tmp_path, monkeypatch
+):
+    def fail(*args, **options):
+        raise RuntimeError("tensors on two devices")
+
+    save(tmp_path, 4)
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError, match=r"^tensors on two devices$"):
+        save(tmp_path, 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
 def test_a_damaged_file_is_named(tmp_path, name):
     save(tmp_path, 1)
