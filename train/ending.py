@@ -285,8 +285,8 @@ class _StallWatch:
         last_check = time.monotonic()
         while not self.is_over.wait(self.interval):
             now = time.monotonic()
-            # if this process itself was stopped, it has missed heartbeats of the others, so all times
-            # begin anew
+            # if this process itself was stopped, it has missed heartbeats of the others, so all
+            # times begin anew
             if now - last_check > 4 * self.interval + 1:
                 self.answer_time = now
                 self.last_heartbeats = {
@@ -322,8 +322,8 @@ def _end_process(
         plural = "es" if len(silent) > 1 else ""
         text = (
             f"\nerror: process{plural} {', '.join(map(str, silent))} of the run sent no heartbeat "
-            f"for {max_silent_seconds:,.0f} seconds (stall_minutes). The last checkpoint is intact: "
-            "resume with --resume.\n"
+            f"for {max_silent_seconds:,.0f} seconds (stall_minutes). The last checkpoint is "
+            "intact: resume with --resume.\n"
         )
         os.write(2, text.encode())
     # not an exception: the main thread waits for the stalled process, and would not handle it

@@ -295,10 +295,10 @@ def test_a_run_whose_last_step_is_skipped_is_made_of_the_steps_before(
 
     real_step, real_loss = loop.training_step, loop_step.batch_loss_sum
 
-    def last_step_without_a_loss(accelerator, model, optimizer, scheduler, *rest):
+    def last_step_without_a_loss(accelerator, model, optimizer, scheduler, batches, **settings):
         factor = float("inf") if scheduler.last_epoch == 11 else 1.0
         monkeypatch.setattr(loop_step, "batch_loss_sum", lambda *given: factor * real_loss(*given))
-        return real_step(accelerator, model, optimizer, scheduler, *rest)
+        return real_step(accelerator, model, optimizer, scheduler, batches, **settings)
 
     monkeypatch.setattr(loop, "training_step", last_step_without_a_loss)
     assert train(train_toys.toy_config(corpus, tmp_path / "run"))

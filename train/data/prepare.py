@@ -12,7 +12,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..config import TrainConfig
-from .batches import Collator, TrainingSteps, compute_shares
+from .batches import BatchPlan, Collator, TrainingSteps, compute_shares
 from .corpus import dataset_commit, describe_pair_files, load_translations, text_hash, texts_of
 from .held_out import drop_overlapping_pairs, hold_out
 from .leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find_leaks
@@ -450,7 +450,8 @@ def make_steps(
         num_processes: Number of processes.
         process_index: Index of this process.
         position: Position in the streams from which a streamed run resumes; None for other runs.
-        launch_tokens: Argument of `batches.split_step`.
+        launch_tokens: Launch overhead of a micro-batch on the device, in tokens; with 0, no groups
+            share a micro-batch.
 
     Returns:
         Steps of this process.
@@ -459,32 +460,32 @@ def make_steps(
         ValueError: If the longest sentence has more tokens than `tokens_per_step`, or the streams
             have no usable pair, or their text has changed since the run was interrupted.
     """
-    shared_arguments: dict[str, Any] = {
-        "collator": collator,
-        "tokens_per_step": config.tokens_per_step,
-        "length_groups_per_step": config.length_groups_per_step,
-        "tokens_per_micro_batch": config.tokens_per_micro_batch,
-        "block_pairs": config.block_pairs,
-        "seed": config.seed,
-        "num_processes": num_processes,
-        "process_index": process_index,
-        "launch_tokens": launch_tokens,
-        "weights": data.texts.corpus_weights,
-    }
+    plan = BatchPlan(
+        collator=collator,
+        tokens_per_step=config.tokens_per_step,
+        length_groups_per_step=config.length_groups_per_step,
+        tokens_per_micro_batch=config.tokens_per_micro_batch,
+        block_pairs=config.block_pairs,
+        seed=config.seed,
+        num_processes=num_processes,
+        process_index=process_index,
+        launch_tokens=launch_tokens,
+    )
     if data.pairs is not None:
-        num_segmentations = len(_segmentations(config)) or 1
         return TrainingSteps(
             data.pairs,
+            plan,
             corpus_sizes=data.corpus_sizes,
-            num_segmentations=num_segmentations,
-            **shared_arguments,
+            weights=data.texts.corpus_weights,
+            num_segmentations=len(_segmentations(config)) or 1,
         )
     return StreamedSteps(
         data.texts.train,
+        plan,
+        weights=data.texts.corpus_weights,
         tokenizer=data.tokenizer,
         languages=(config.source_lang, config.target_lang),
         filter_settings=_filter_settings(config),
         position=position,
         leak_finder=data.texts.leak_finder if config.drop_leaks else None,
-        **shared_arguments,
     )

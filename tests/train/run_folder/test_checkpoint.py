@@ -43,8 +43,9 @@ def save(folder, step, seed=0, keep=5, is_stop=False):
     model = make_model(seed)
     optimizer = make_optimizer(model)
     weights, state = dict(model.named_parameters()), optimizer.state_dict()
-    notes = {"note": "x", "seconds": 0.0}
-    save_checkpoint(folder, step, model, weights, state, notes, keep, is_stop=is_stop)
+    notes = {"step": step, "note": "x", "seconds": 0.0}
+    files = {"model": model, "weights": weights, "optimizer_state": state}
+    save_checkpoint(folder, notes, **files, keep=keep, is_stop=is_stop)
     return model, optimizer
 
 
