@@ -170,23 +170,10 @@ def average_locked_run(
     target: Path | None = None,
     trust_remote_code: bool = False,
 ) -> str:
-    """Average a run as `average_run` does, in a process that has locked the target folder.
+    """`average_run` in a process that has already locked `target`. The arguments are the same.
 
     Args:
-        folder: As in `average_run`.
-        num_checkpoints: As in `average_run`.
-        minutes: As in `average_run`.
-        ema: As in `average_run`.
         target: Folder for the model; the run folder if not given.
-        trust_remote_code: As in `average_run`.
-
-    Returns:
-        Description of the average.
-
-    Raises:
-        ValueError: As in `average_run`.
-        FloatingPointError: As in `average_run`.
-        OSError: As in `average_run`.
     """
     config = read_recipe(folder)
     if config.model_class and config.has_model_file and not trust_remote_code:

@@ -78,21 +78,10 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
 
 
 def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
-    """Train as `train` does, and return the signal that stopped the run.
-
-    Args:
-        config: As in `train`.
-        resume: As in `train`.
+    """`train`, but return the signal that stopped the run. The arguments are the same.
 
     Returns:
         Number of the signal, or None if the run is finished.
-
-    Raises:
-        Interrupted: As in `train`.
-        ValueError: As in `train`.
-        FloatingPointError: As in `train`.
-        MemoryError: As in `train`.
-        OSError: As in `train`.
     """
     # only the main process prints
     is_main = os.environ.get("RANK", "0") == "0"
