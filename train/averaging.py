@@ -170,10 +170,10 @@ def average_locked_run(
     target: Path | None = None,
     trust_remote_code: bool = False,
 ) -> str:
-    """`average_run` in a process that has already locked `target`. The arguments are the same.
+    """`average_run` in a process that already holds the lock. The other arguments are the same.
 
     Args:
-        target: Folder for the model; the run folder if not given.
+        target: Folder for the model, which is locked; the run folder if not given.
     """
     config = read_recipe(folder)
     if config.model_class and config.has_model_file and not trust_remote_code:

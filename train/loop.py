@@ -78,7 +78,7 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
 
 
 def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
-    """`train`, but return the signal that stopped the run. The arguments are the same.
+    """`train` with the signal as its result. The arguments and the errors are the same.
 
     Returns:
         Number of the signal, or None if the run is finished.

@@ -380,12 +380,10 @@ def _prepare_validation(
 def _describe_held_out(num_pairs: int, texts: Texts) -> str:
     first_count, *other_counts = texts.left_out_counts
     excluded_counts = (first_count - num_pairs, *other_counts)
-    return (
-        f"{num_pairs:,} pairs for validation; left out with one of their sentences: "
-        + ", ".join(
-            f"{count:,} of {name}" for count, name in zip(excluded_counts, texts.names, strict=True)
-        )
+    exclusions = ", ".join(
+        f"{count:,} of {name}" for count, name in zip(excluded_counts, texts.names, strict=True)
     )
+    return f"{num_pairs:,} pairs for validation; left out with one of their sentences: {exclusions}"
 
 
 def _report_leaks(config: TrainConfig, texts: Texts) -> str:
