@@ -482,11 +482,13 @@ def make_steps(
         ValueError: If the longest sentence has more tokens than `tokens_per_step`, or the streams
             have no usable pair, or their text has changed since the run was interrupted.
     """
+    # not None, because the caller has filled in a size that fits into memory
+    tokens_per_micro_batch: Any = config.tokens_per_micro_batch
     plan = BatchPlan(
         collator=collator,
         tokens_per_step=config.tokens_per_step,
         length_groups_per_step=config.length_groups_per_step,
-        tokens_per_micro_batch=config.tokens_per_micro_batch,
+        tokens_per_micro_batch=tokens_per_micro_batch,
         block_pairs=config.block_pairs,
         seed=config.seed,
         num_processes=num_processes,
