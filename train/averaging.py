@@ -128,6 +128,7 @@ class MovingAverage:
 
 def average_run(
     folder: str | Path,
+    *,
     num_checkpoints: int | None = None,
     minutes: float | None = None,
     ema: bool = False,
@@ -159,11 +160,19 @@ def average_run(
     folder = require_nonempty_path(folder, "run")
     target = folder if output_dir is None else require_nonempty_path(output_dir, "output_dir")
     with lock_run_folder(target):
-        return average_locked_run(folder, num_checkpoints, minutes, ema, target, trust_remote_code)
+        return average_locked_run(
+            folder,
+            num_checkpoints=num_checkpoints,
+            minutes=minutes,
+            ema=ema,
+            target=target,
+            trust_remote_code=trust_remote_code,
+        )
 
 
 def average_locked_run(
     folder: Path,
+    *,
     num_checkpoints: int | None = None,
     minutes: float | None = None,
     ema: bool = False,

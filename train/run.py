@@ -417,10 +417,10 @@ def _make_step_dataset(
         config,
         data,
         collator,
-        accelerator.num_processes,
-        accelerator.process_index,
-        state.stream_position,
-        LAUNCH_TOKENS if accelerator.device.type == "cuda" else 0,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        position=state.stream_position,
+        launch_tokens=LAUNCH_TOKENS if accelerator.device.type == "cuda" else 0,
     )
     if state.data is not None:
         _refuse_changed_data(data_identity(data, step_dataset), state.data)

@@ -73,10 +73,12 @@ def test_an_average_of_nothing_is_refused():
 
 def test_fewer_checkpoints_can_be_averaged_afterwards(corpus, tmp_path):
     train(train_toys.toy_config(corpus, tmp_path / "run"))
-    assert average_run(tmp_path / "run", 1) == "the mean of 1 checkpoint, of step 12"
+    assert (
+        average_run(tmp_path / "run", num_checkpoints=1) == "the mean of 1 checkpoint, of step 12"
+    )
     train_toys.assert_same_bits(tmp_path / "run", tmp_path / "run/checkpoints/step-12")
     with pytest.raises(ValueError, match="has 2 checkpoints to average, got 3"):
-        average_run(tmp_path / "run", 3)
+        average_run(tmp_path / "run", num_checkpoints=3)
     with pytest.raises(ValueError, match=r"must be a run folder, with recipe\.yaml"):
         average_run(tmp_path)
 
@@ -297,7 +299,9 @@ def test_an_average_is_made_and_described_where_the_text_is_gone(corpus, tmp_pat
     picture = tmp_path / "run/pictures/attention.png"
     assert picture.exists()
     shutil.rmtree(own)
-    assert average_run(tmp_path / "run", 1) == "the mean of 1 checkpoint, of step 12"
+    assert (
+        average_run(tmp_path / "run", num_checkpoints=1) == "the mean of 1 checkpoint, of step 12"
+    )
     assert "of step 12" in (tmp_path / "run/README.md").read_text(encoding="utf-8")
     assert "no picture of attention is drawn: dataset" in caplog.text
     # the one there was is of other weights

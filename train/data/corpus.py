@@ -62,6 +62,7 @@ def load_translations(
     name: str | None,
     source_lang: str,
     target_lang: str,
+    *,
     revision: str | None = None,
     streaming: bool = False,
     columns: Columns | None = None,

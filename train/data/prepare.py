@@ -196,9 +196,9 @@ def _load_corpus(corpus: dict[str, Any], config: TrainConfig) -> dict[str, datas
         corpus["name"],
         config.source_lang,
         config.target_lang,
-        corpus["revision"],
-        config.streaming,
-        corpus["columns"],
+        revision=corpus["revision"],
+        streaming=config.streaming,
+        columns=corpus["columns"],
     )
 
 

@@ -150,6 +150,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         self,
         corpora: Sequence[datasets.IterableDataset],
         plan: BatchPlan,
+        *,
         weights: Sequence[float] | None,
         tokenizer: PreTrainedTokenizerBase,
         languages: Sequence[str],

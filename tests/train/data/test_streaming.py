@@ -61,11 +61,11 @@ def steps_of(corpora, weights=None, rules=None, position=None, **options):
     return StreamedSteps(
         corpora,
         BatchPlan(collator=Collator(0, 1, 260), **{**settings, **options}),
-        weights,
-        TOKENIZER,
-        ["en", "de"],
-        {"max_length": 60, **(rules or {})},
-        position,
+        weights=weights,
+        tokenizer=TOKENIZER,
+        languages=["en", "de"],
+        filter_settings={"max_length": 60, **(rules or {})},
+        position=position,
     )
 
 
