@@ -106,14 +106,14 @@ def test_a_pass_has_every_pair_once_and_reads_the_files_in_a_new_order():
 @pytest.mark.parametrize("sizes", [[23], [9, 4, 1, 6, 3], [4, 4]])
 def test_a_stream_resumes_at_any_position(sizes):
     stream = Stream(numbered(sizes), seed=1, corpus_index=0)
-    places, read = [], []
+    positions, read = [], []
     for table in stream.tables():
         read.append(texts(table))
-        places.append(json.loads(json.dumps(stream.position)))
+        positions.append(json.loads(json.dumps(stream.position)))
         if len(read) > 20:
             break
-    for index, place in enumerate(places[:-4]):
-        other = Stream(numbered(sizes), seed=1, corpus_index=0, position=place).tables()
+    for index, position in enumerate(positions[:-4]):
+        other = Stream(numbered(sizes), seed=1, corpus_index=0, position=position).tables()
         assert [texts(next(other)) for _ in range(4)] == read[index + 1 : index + 5]
 
 
