@@ -15,6 +15,14 @@ from filelock import FileLock, Timeout
 LOCK_FILE = ".lock"
 # error numbers: disk full, quota exceeded, file larger than the file system allows
 DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None), errno.EFBIG)
+# texts in the errors of libraries on a full disk, which have no error number: those of Rust, and
+# the name and the source file of torch's writer
+DISK_FULL_TEXTS = (
+    "No space left",
+    *(f"(os error {number})" for number in DISK_FULL),
+    "PytorchStreamWriter",
+    "inline_container.cc",
+)
 # error numbers: permission denied, operation not permitted, read-only file system
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 # error numbers of network file systems that do not support locks
@@ -212,9 +220,7 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
         else:
             _move_files(unfinished_folder, folder)
     except Exception as error:
-        # for a full disk, some libraries raise errors of their own without an error number
-        is_full = getattr(error, "errno", None) in DISK_FULL or "No space left" in str(error)
-        if not is_full:
+        if not is_disk_full(error):
             raise
         raise OSError(
             f"{folder} cannot be written with {free_space(parent)}, and no unfinished file was "
@@ -222,6 +228,17 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(unfinished_folder, ignore_errors=True)
+
+
+def is_disk_full(error: Exception) -> bool:
+    """Return whether an error means that the disk is full.
+
+    Args:
+        error: Error of the operating system, or of a library that writes a file.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in DISK_FULL
+    return any(text in str(error) for text in DISK_FULL_TEXTS)
 
 
 def _rename_folder(unfinished_folder: Path, folder: Path):

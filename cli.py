@@ -166,11 +166,11 @@ def _average(arguments: argparse.Namespace, verb_arguments: list[str]):
     with add_file_to_errors(arguments.run_folder):
         average = average_run(
             arguments.run_folder,
-            arguments.num_checkpoints,
-            arguments.minutes,
-            arguments.ema,
-            arguments.output_dir,
-            arguments.trust_remote_code,
+            num_checkpoints=arguments.num_checkpoints,
+            minutes=arguments.minutes,
+            ema=arguments.ema,
+            output_dir=arguments.output_dir,
+            trust_remote_code=arguments.trust_remote_code,
         )
     print(f"{average}, is in {Path(arguments.output_dir or arguments.run_folder)}")
 

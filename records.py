@@ -1,4 +1,4 @@
-"""Read text and JSON files, and validate their content by a description, a `Kind`."""
+"""Read text and JSON files, and validate their content against a description, a `Schema`."""
 
 import json
 import re
@@ -14,16 +14,16 @@ LARGEST_FILE = 1 << 30
 LARGEST_NUMBER = 2**63 - 1
 
 
-class Kind(NamedTuple):
+class Schema(NamedTuple):
     """Description of a value.
 
     Args:
         rule: Rule for the value in words, to be appended to "must be" in an error.
-        matches: Function that returns whether a value is of this kind; it does not check entries
+        matches: Function that returns whether a value matches; it does not check entries
             and items, which the other fields describe.
-        required: Kind of each required entry, by name.
-        optional: Kind of each optional entry, by name.
-        other_items: Kind of all other entries of a mapping, or of all items of a list; None for
+        required: Schema of each required entry, by name.
+        optional: Schema of each optional entry, by name.
+        other_items: Schema of all other entries of a mapping, or of all items of a list; None for
             any.
         other_names: Regular expression for the names of the other entries; empty for any. It
             applies only if `other_items` is given.
@@ -31,9 +31,9 @@ class Kind(NamedTuple):
 
     rule: str
     matches: Callable[[Any], bool]
-    required: Mapping[str, "Kind"] = {}
-    optional: Mapping[str, "Kind"] = {}
-    other_items: "Kind | None" = None
+    required: Mapping[str, "Schema"] = {}
+    optional: Mapping[str, "Schema"] = {}
+    other_items: "Schema | None" = None
     other_names: str = ""
 
 
@@ -54,15 +54,18 @@ def is_storable_text(value: str) -> bool:
     return re.search("[\0\ud800-\udfff]", value) is None
 
 
-ANYTHING = Kind("anything", lambda value: True)
+# former name, which `loading` imports
+Kind = Schema
+
+ANYTHING = Schema("anything", lambda value: True)
 # `other_items` of a mapping that must have no other entries
-NOTHING = Kind("nothing", lambda value: False)
-NUMBER = Kind("a number of at most 2^63 - 1 in size", _is_number)
-TEXT = Kind("text", lambda value: isinstance(value, str) and is_storable_text(value))
-TRUTH = Kind("true or false", lambda value: isinstance(value, bool))
+NOTHING = Schema("nothing", lambda value: False)
+NUMBER = Schema("a number of at most 2^63 - 1 in size", _is_number)
+TEXT = Schema("text", lambda value: isinstance(value, str) and is_storable_text(value))
+TRUTH = Schema("true or false", lambda value: isinstance(value, bool))
 
 
-def whole_number(least: int | None = None) -> Kind:
+def whole_number(least: int | None = None) -> Schema:
     """Describe a whole number.
 
     Args:
@@ -72,7 +75,7 @@ def whole_number(least: int | None = None) -> Kind:
         The description.
     """
     rule = "a whole number" + ("" if least is None else f" of at least {least}")
-    return Kind(
+    return Schema(
         rule,
         lambda value: (
             type(value) is int
@@ -81,7 +84,7 @@ def whole_number(least: int | None = None) -> Kind:
     )
 
 
-def one_of(*values: Any) -> Kind:
+def one_of(*values: Any) -> Schema:
     """Describe a value that is one of a list of values.
 
     Args:
@@ -90,15 +93,15 @@ def one_of(*values: Any) -> Kind:
     Returns:
         The description.
     """
-    return Kind(f"one of {', '.join(map(str, values))}", lambda value: value in values)
+    return Schema(f"one of {', '.join(map(str, values))}", lambda value: value in values)
 
 
-def either(first: Kind, second: Kind) -> Kind:
-    """Describe a value of one of two kinds.
+def either(first: Schema, second: Schema) -> Schema:
+    """Describe a value that matches one of two schemas.
 
     Args:
-        first: Any kind; entries and items of a value are checked against this kind.
-        second: Kind of a value without entries and items.
+        first: Any schema; entries and items of a value are checked against this schema.
+        second: Schema of a value without entries and items.
 
     Returns:
         The description.
@@ -109,53 +112,53 @@ def either(first: Kind, second: Kind) -> Kind:
     )
 
 
-def or_null(kind: Kind) -> Kind:
+def or_null(schema: Schema) -> Schema:
     """Describe a value that may be null.
 
     Args:
-        kind: Kind of a value that is not null.
+        schema: Schema of a value that is not null.
 
     Returns:
         The description.
     """
-    return either(kind, Kind("null", lambda value: value is None))
+    return either(schema, Schema("null", lambda value: value is None))
 
 
-def list_of(items: Kind, least: int = 0) -> Kind:
+def list_of(items: Schema, least: int = 0) -> Schema:
     """Describe a list.
 
     Args:
-        items: Kind of each item.
+        items: Schema of each item.
         least: Smallest number of items.
 
     Returns:
         The description.
     """
     rule = "a list" + (f" of at least {least}" if least else "")
-    return Kind(
+    return Schema(
         rule, lambda value: isinstance(value, list) and len(value) >= least, other_items=items
     )
 
 
 def mapping(
-    required: Mapping[str, Kind] | None = None,
-    optional: Mapping[str, Kind] | None = None,
-    other_items: Kind | None = None,
+    required: Mapping[str, Schema] | None = None,
+    optional: Mapping[str, Schema] | None = None,
+    other_items: Schema | None = None,
     other_names: str = "",
-) -> Kind:
+) -> Schema:
     """Describe a mapping of names to values.
 
     Args:
-        required: Kind of each required entry, by name.
-        optional: Kind of each optional entry, by name.
-        other_items: Kind of all other entries; None for any.
+        required: Schema of each required entry, by name.
+        optional: Schema of each optional entry, by name.
+        other_items: Schema of all other entries; None for any.
         other_names: Regular expression for the names of the other entries; empty for any. It
             applies only if `other_items` is given.
 
     Returns:
         The description.
     """
-    return Kind(
+    return Schema(
         "a mapping",
         lambda value: isinstance(value, dict),
         required or {},
@@ -165,12 +168,12 @@ def mapping(
     )
 
 
-def check(value: Any, kind: Kind, file: str | Path, field: str = "") -> None:
+def check(value: Any, schema: Schema, file: str | Path, field: str = "") -> None:
     """Refuse a value that does not match its description.
 
     Args:
         value: Value that was read from a file.
-        kind: Description of the value.
+        schema: Description of the value.
         file: File that the value was read from.
         field: Path of the value in the file, such as "a.b[0]"; empty for the whole content.
 
@@ -179,26 +182,26 @@ def check(value: Any, kind: Kind, file: str | Path, field: str = "") -> None:
             the value.
     """
     location = f"{file}: {field}" if field else str(file)
-    if not kind.matches(value):
-        raise ValueError(f"{location} must be {kind.rule}, got {shown(value)}.")
-    if isinstance(value, list) and kind.other_items is not None:
+    if not schema.matches(value):
+        raise ValueError(f"{location} must be {schema.rule}, got {shown(value)}.")
+    if isinstance(value, list) and schema.other_items is not None:
         for index, item in enumerate(value):
-            check(item, kind.other_items, file, f"{field}[{index}]")
+            check(item, schema.other_items, file, f"{field}[{index}]")
     if not isinstance(value, dict):
         return
-    for name in kind.required:
+    for name in schema.required:
         if name not in value:
             raise ValueError(f"{location} must have {name}, got {shown(sorted(value))}.")
     for name, entry in value.items():
-        entry_kind = kind.required.get(name) or kind.optional.get(name) or kind.other_items
+        entry_schema = schema.required.get(name) or schema.optional.get(name) or schema.other_items
         entry_field = f"{field}.{shown(name)[1:-1]}" if field else shown(name)[1:-1]
-        is_named = name in kind.required or name in kind.optional
-        if entry_kind is None:
+        is_named = name in schema.required or name in schema.optional
+        if entry_schema is None:
             continue
-        is_allowed = is_named or re.fullmatch(kind.other_names or ".*", name, re.S)
-        if entry_kind is NOTHING or not is_allowed:
+        is_allowed = is_named or re.fullmatch(schema.other_names or ".*", name, re.S)
+        if entry_schema is NOTHING or not is_allowed:
             raise ValueError(f"{location} must not have {shown(name)}.")
-        check(entry, entry_kind, file, entry_field)
+        check(entry, entry_schema, file, entry_field)
 
 
 def read_text(path: Path) -> str:
@@ -230,12 +233,12 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def read_json(path: Path, kind: Kind) -> Any:
+def read_json(path: Path, schema: Schema) -> Any:
     """Read a JSON file.
 
     Args:
         path: File.
-        kind: Description of the content.
+        schema: Description of the content.
 
     Returns:
         The content.
@@ -245,16 +248,16 @@ def read_json(path: Path, kind: Kind) -> Any:
         OSError: If the file cannot be read.
     """
     value = parse_json(read_text(path), str(path))
-    check(value, kind, path)
+    check(value, schema, path)
     return value
 
 
-def read_json_lines(path: Path, kind: Kind) -> list[Any]:
+def read_json_lines(path: Path, schema: Schema) -> list[Any]:
     """Read a file with JSON on each line.
 
     Args:
         path: File.
-        kind: Description of a line.
+        schema: Description of a line.
 
     Returns:
         The content of each line. A last line without a line end is skipped, because a killed
@@ -269,7 +272,7 @@ def read_json_lines(path: Path, kind: Kind) -> list[Any]:
     for line_number, line in enumerate(read_text(path).split("\n")[:-1], start=1):
         line_name = f"{path} line {line_number}"
         value = parse_json(line, line_name)
-        check(value, kind, line_name)
+        check(value, schema, line_name)
         values.append(value)
     return values
 

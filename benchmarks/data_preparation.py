@@ -15,10 +15,11 @@ import numpy as np
 
 from ..paper.study import Section
 from ..train.config import TrainConfig
-from ..train.data.batches import Collator, TrainingSteps, split_step
+from ..train.data.batches import BatchPlan, Collator, TrainingSteps, split_step
 from ..train.data.corpus import text_hash
 from ..train.data.pairs import Pairs, encode_pairs, filter_pairs, prepare_pairs
 from ..train.data.prepare import load_texts, make_steps, prepare_data
+from ..train.run_folder.run_state import STREAM_POSITIONS
 from ..train.vocabulary import prepare_tokenizer
 from .timing import memory
 
@@ -110,7 +111,7 @@ def measure_corpus(config: TrainConfig, table: Table, num_steps: int) -> Pairs:
         block, index_in_block = steps.find_block(step)
         groups, (source_lengths, target_lengths) = block.steps[index_in_block], block.lengths
         for micro_batch in split_step(
-            groups, source_lengths, target_lengths, steps.tokens_per_micro_batch, 1
+            groups, source_lengths, target_lengths, steps.plan.tokens_per_micro_batch, 1
         )[0]:
             for lengths in (source_lengths, target_lengths):
                 padded_tokens += len(micro_batch) * int(lengths[micro_batch].max())
@@ -158,16 +159,15 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
         # writing 5 resets the peak memory of the process
         Path("/proc/self/clear_refs").write_text("5")
         memory_before = memory()
-        step_settings = (config.tokens_per_step, config.length_groups_per_step)
-        collator = Collator(0, 0, 1)
-        steps = TrainingSteps(
-            Pairs(range(num_pairs), np.load(path, mmap_mode="r")),
-            collator,
-            *step_settings,
-            config.tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH,
-            config.seed,
+        plan = BatchPlan(
+            collator=Collator(0, 0, 1),
+            tokens_per_step=config.tokens_per_step,
+            length_groups_per_step=config.length_groups_per_step,
+            tokens_per_micro_batch=config.tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH,
             block_pairs=config.block_pairs,
+            seed=config.seed,
         )
+        steps = TrainingSteps(Pairs(range(num_pairs), np.load(path, mmap_mode="r")), plan)
         table.add("planned", f"{num_pairs:,} pairs, {steps.steps_per_epoch:,} steps an epoch")
         for name in ("order of an epoch, first block", "a further block"):
             started = time.process_time()
@@ -206,7 +206,7 @@ def measure_stream(config: TrainConfig, num_blocks: int, table: Table):
         if position["first_step"] == step:
             table.add(
                 f"block {position['block']}",
-                f"from step {step:,}, in pass {position['places'][0]['pass']}; "
+                f"from step {step:,}, in pass {position[STREAM_POSITIONS][0]['pass']}; "
                 f"{memory()['private']:,.0f} MB, peak so far {memory()['peak']:,.0f} MB",
             )
         step += 1

@@ -362,7 +362,12 @@ def _train_with_largest_batch(flags: argparse.Namespace, precision: str) -> int:
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1e-4)
     for _ in range(3):
         training_step(
-            accelerator, wrapped_model, wrapped_optimizer, schedule, [batch], LABEL_SMOOTHING
+            accelerator,
+            wrapped_model,
+            wrapped_optimizer,
+            schedule,
+            [batch],
+            label_smoothing=LABEL_SMOOTHING,
         )
     return tokens
 

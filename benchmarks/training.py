@@ -91,7 +91,7 @@ class Trainee:
                 self.optimizer,
                 self.schedule,
                 [mask_for_sdpa(batch.tensors)],
-                smoothing,
+                label_smoothing=smoothing,
             )
             return
         tensors = {

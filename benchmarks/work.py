@@ -203,7 +203,7 @@ def texts_of_run(run: Path, split: str, num_sentences: int | None) -> tuple[list
     """
     recipe = read_recipe(run)
     languages = recipe.source_lang, recipe.target_lang
-    splits = load_translations(recipe.dataset, recipe.name, *languages, recipe.revision)
+    splits = load_translations(recipe.dataset, recipe.name, *languages, revision=recipe.revision)
     if split not in splits:
         raise ValueError(f"split must be one of {', '.join(splits)}, got {split!r}.")
     sources, references = texts_of(

@@ -5,6 +5,8 @@ import errno
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,12 @@ import train_toys
 from filelock import FileLock
 from translation_toys import make_model, make_tokenizer
 
-from vanilla_transformer.atomic_files import atomic_folder, locked_folder, write_atomically
+from vanilla_transformer.atomic_files import (
+    atomic_folder,
+    is_disk_full,
+    locked_folder,
+    write_atomically,
+)
 from vanilla_transformer.cli import main
 from vanilla_transformer.export.marian import to_marian
 from vanilla_transformer.loading import load_run
@@ -244,6 +251,33 @@ def test_a_full_disk_leaves_nothing_and_the_next_try_works(
     assert not list(tmp_path.iterdir())
     WRITERS[writer](toy, run, out)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("library", ["torch", "safetensors"])
+def test_the_error_of_a_library_on_a_full_disk_is_recognized(tmp_path, library):
+    code = """
+import resource, signal, sys, torch
+from safetensors.torch import save_file
+from vanilla_transformer.atomic_files import is_disk_full
+# as on a full disk: no file may grow beyond some kilobytes
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+save = {"torch": torch.save, "safetensors": save_file}[sys.argv[1]]
+try:
+    save({"weight": torch.zeros(10_000)}, sys.argv[2])
+except Exception as error:
+    assert not isinstance(error, OSError)
+    assert is_disk_full(error), error
+    print("recognized")
+"""
+    command = [sys.executable, "-c", code, library, str(tmp_path / "file")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "recognized\n"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), PermissionError(13, "denied")])
+def test_another_error_is_not_a_full_disk(error):
+    assert not is_disk_full(error)
 
 
 @pytest.mark.parametrize("call", range(0, 12, 2))

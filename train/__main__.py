@@ -19,10 +19,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
         0 if the run is finished; 128 plus the number of the signal that stopped it.
 
     Raises:
-        ValueError: As in `loop.train`, or if a flag is unknown.
-        FloatingPointError: As in `loop.train`.
-        MemoryError: As in `loop.train`.
-        OSError: As in `loop.train`.
+        ValueError: If a flag is unknown. Further errors are those of `loop.train`.
     """
     config, switches = parse_arguments(argv, prog)
     # a wrong setting is refused before the slow imports of the training libraries

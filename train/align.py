@@ -29,7 +29,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         Alignment of each pair in Pharaoh format; with `--choose_heads`, the chosen heads.
 
     Raises:
-        ValueError: As in `score`, or if RUN is not a folder in which the heads can be saved.
+        ValueError: If an argument cannot be used, or RUN is not a folder in which the heads can be
+            saved.
     """
     parser = pairs_parser(
         prog,

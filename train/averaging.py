@@ -128,6 +128,7 @@ class MovingAverage:
 
 def average_run(
     folder: str | Path,
+    *,
     num_checkpoints: int | None = None,
     minutes: float | None = None,
     ema: bool = False,
@@ -159,34 +160,29 @@ def average_run(
     folder = require_nonempty_path(folder, "run")
     target = folder if output_dir is None else require_nonempty_path(output_dir, "output_dir")
     with lock_run_folder(target):
-        return average_locked_run(folder, num_checkpoints, minutes, ema, target, trust_remote_code)
+        return average_locked_run(
+            folder,
+            num_checkpoints=num_checkpoints,
+            minutes=minutes,
+            ema=ema,
+            target=target,
+            trust_remote_code=trust_remote_code,
+        )
 
 
 def average_locked_run(
     folder: Path,
+    *,
     num_checkpoints: int | None = None,
     minutes: float | None = None,
     ema: bool = False,
     target: Path | None = None,
     trust_remote_code: bool = False,
 ) -> str:
-    """Average a run as `average_run` does, in a process that has locked the target folder.
+    """`average_run` in a process that already holds the lock. The other arguments are the same.
 
     Args:
-        folder: As in `average_run`.
-        num_checkpoints: As in `average_run`.
-        minutes: As in `average_run`.
-        ema: As in `average_run`.
-        target: Folder for the model; the run folder if not given.
-        trust_remote_code: As in `average_run`.
-
-    Returns:
-        Description of the average.
-
-    Raises:
-        ValueError: As in `average_run`.
-        FloatingPointError: As in `average_run`.
-        OSError: As in `average_run`.
+        target: Folder for the model, which is locked; the run folder if not given.
     """
     config = read_recipe(folder)
     if config.model_class and config.has_model_file and not trust_remote_code:

@@ -327,13 +327,15 @@ class TrainConfig:
     num_workers: int = setting(0, "processes that prepare batches, for each device", at_least=0)
     stall_minutes: float = setting(
         10.0,
-        "minutes without a sign of life from one of several processes, after which the run ends",
+        "heartbeat timeout in minutes: the run ends if one of several processes sends no heartbeat "
+        "for this long",
         above=0,
     )
 
     max_minutes: float | None = setting(
         None,
-        "minutes of training, resumed parts included, after which the run ends as after max_steps",
+        "maximum training time in minutes, summed over resumes; the run then ends as it does at "
+        "max_steps",
         above=0,
     )
     best_metric: str | None = setting(

@@ -4,8 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -24,24 +22,12 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 # a launcher may forward a signal that the whole process group has already received, so signals
 # within this time count as one request
 SAME_REQUEST_SECONDS = 2.0
-# longest interval between two signs of life of a process
-SECONDS_BETWEEN_SIGNS = 2.0
+# longest interval between two heartbeats of a process
+SECONDS_BETWEEN_HEARTBEATS = 2.0
 # environment variables that show that torchrun, or accelerate alone, started this process
 LAUNCHER_VARIABLES = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
 # environment variable with a process id; the run stops when this process ends
 STARTER_VARIABLE = "VANILLA_TRANSFORMER_STARTER"
-# program that waits for the end of the launcher, at most a minute, and then prints a text
-PRINTING_PROGRAM = """
-import os, sys, time
-text, launcher = sys.argv[1], int(sys.argv[2])
-for _ in range(600):
-    time.sleep(0.1)
-    try:
-        os.kill(launcher, 0)
-    except OSError:
-        break
-os.write(2, text.encode())
-"""
 
 _stores: list[TCPStore] = []
 
@@ -221,29 +207,16 @@ def naming_a_dead_worker(num_workers: int) -> Iterator[None]:
         raise
 
 
-def print_after_launcher(text: str):
-    """Print a line on stderr after the end of the launcher, which first prints a traceback.
-
-    Args:
-        text: Line to print.
-    """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-    command = [sys.executable, "-c", PRINTING_PROGRAM, f"{text}\n", str(os.getppid())]
-    # a new session, so that a signal to the launcher's process group does not end this program
-    subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
-
-
 @contextlib.contextmanager
 def ending_if_stalled(minutes: float) -> Iterator[None]:
     """End this process with an error if another process of the run stalls.
 
     Without this check, all processes would wait for hours for a process that was stopped or whose
-    machine is gone. A thread of each process regularly writes a sign of life, a counter, to a
-    TCPStore of the main process.
+    machine is gone. A thread of each process regularly writes a heartbeat, a counter, to a TCPStore
+    of the main process.
 
     Args:
-        minutes: Minutes without a sign of life of a process after which the run ends.
+        minutes: Heartbeat timeout in minutes.
     """
     state = PartialState()
     if state.num_processes == 1:
@@ -264,7 +237,7 @@ def ending_if_stalled(minutes: float) -> Iterator[None]:
     watch = _StallWatch(store, state.process_index, state.num_processes, 60 * minutes)
     threads = [
         threading.Thread(target=method, daemon=True)
-        for method in (watch.exchange_signs, watch.end_if_stalled)
+        for method in (watch.exchange_heartbeats, watch.end_if_stalled)
     ]
     for thread in threads:
         thread.start()
@@ -275,7 +248,7 @@ def ending_if_stalled(minutes: float) -> Iterator[None]:
 
 
 class _StallWatch:
-    """Signs of life of the processes of a run, exchanged every few seconds."""
+    """Heartbeats of the processes of a run, exchanged every few seconds."""
 
     def __init__(
         self, store: TCPStore, process_index: int, num_processes: int, max_silent_seconds: float
@@ -283,46 +256,46 @@ class _StallWatch:
         self.store, self.process_index = store, process_index
         self.max_silent_seconds = max_silent_seconds
         self.names = [str(process) for process in range(num_processes)]
-        self.interval = min(SECONDS_BETWEEN_SIGNS, max_silent_seconds / 4)
+        self.interval = min(SECONDS_BETWEEN_HEARTBEATS, max_silent_seconds / 4)
         self.is_over = threading.Event()
-        # last sign of each process, and the time at which this process saw it change
-        self.last_signs = {name: (b"", time.monotonic()) for name in self.names}
+        # last heartbeat of each process, and the time at which this process saw it change
+        self.last_heartbeats = {name: (b"", time.monotonic()) for name in self.names}
         # time of the last answer of the store
         self.answer_time = time.monotonic()
 
-    def exchange_signs(self):
-        """Send the signs of this process and read those of all; the store may never answer."""
-        sign = 0
+    def exchange_heartbeats(self):
+        """Send the heartbeats of this process and read those of all; the store may never answer."""
+        num_heartbeats = 0
         while not self.is_over.wait(self.interval):
-            sign += 1
+            num_heartbeats += 1
             try:
-                self.store.set(str(self.process_index), str(sign))
-                signs = self.store.multi_get(self.names)
+                self.store.set(str(self.process_index), str(num_heartbeats))
+                heartbeats = self.store.multi_get(self.names)
             except RuntimeError:
                 # the main process, which hosts the store, has ended; the launcher ends the others
                 self.is_over.set()
                 return
             self.answer_time = time.monotonic()
-            for name, sign_of_process in zip(self.names, signs, strict=True):
-                if sign_of_process != self.last_signs[name][0]:
-                    self.last_signs[name] = (sign_of_process, self.answer_time)
+            for name, heartbeat in zip(self.names, heartbeats, strict=True):
+                if heartbeat != self.last_heartbeats[name][0]:
+                    self.last_heartbeats[name] = (heartbeat, self.answer_time)
 
     def end_if_stalled(self):
-        """End this process when another one has sent no sign for too long."""
+        """End this process when another one has sent no heartbeat for too long."""
         last_check = time.monotonic()
         while not self.is_over.wait(self.interval):
             now = time.monotonic()
-            # if this process itself was stopped, it has missed signs of the others, so all times
-            # begin anew
+            # if this process itself was stopped, it has missed heartbeats of the others, so all
+            # times begin anew
             if now - last_check > 4 * self.interval + 1:
                 self.answer_time = now
-                self.last_signs = {
-                    name: (value, now) for name, (value, _) in self.last_signs.items()
+                self.last_heartbeats = {
+                    name: (value, now) for name, (value, _) in self.last_heartbeats.items()
                 }
             last_check = now
             silent_processes = [
                 int(name)
-                for name, (_, change_time) in self.last_signs.items()
+                for name, (_, change_time) in self.last_heartbeats.items()
                 if now - change_time > self.max_silent_seconds
             ]
             # without an answer of the store, the main process, which hosts the store, is silent
@@ -343,14 +316,14 @@ def _end_process(
 ):
     # the first live process prints the error while the others wait
     is_first = process_index == min({*range(process_index + 1)} - {*silent})
-    if is_over.wait(0 if is_first else SECONDS_BETWEEN_SIGNS):
+    if is_over.wait(0 if is_first else SECONDS_BETWEEN_HEARTBEATS):
         return
     if is_first:
         plural = "es" if len(silent) > 1 else ""
         text = (
-            f"\nerror: process{plural} {', '.join(map(str, silent))} of the run gave no sign "
-            f"of life for {max_silent_seconds:,.0f} seconds (stall_minutes). The last checkpoint "
-            "is intact: resume with --resume.\n"
+            f"\nerror: process{plural} {', '.join(map(str, silent))} of the run sent no heartbeat "
+            f"for {max_silent_seconds:,.0f} seconds (stall_minutes). The last checkpoint is "
+            "intact: resume with --resume.\n"
         )
         os.write(2, text.encode())
     # not an exception: the main thread waits for the stalled process, and would not handle it

@@ -76,6 +76,8 @@ logger = logging.getLogger(__name__)
 SECONDS_TO_WAIT = 10.0
 # first word of `Evaluation.dataset` for a test set of sacreBLEU
 SACREBLEU = "sacrebleu"
+# arguments of `evaluate` that choose a split of a dataset
+DATASET_ARGUMENTS = ("split", "dataset", "name", "revision", "columns")
 
 
 @torch.no_grad()
@@ -138,13 +140,14 @@ class Evaluation:
         recipe: Settings of the run; None if the model is not in a run folder.
         folder: Folder for the results.
         split: Split to translate; None for files and for a test set of sacreBLEU.
-        dataset: Argument of `load_translations`, the source file, or the name of the test set.
-        name: Argument of `load_translations`.
+        dataset: Dataset, as for `load_translations`; or the source file, or the name of a test set
+            of sacreBLEU.
+        name: Configuration of the dataset.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
-        revision: Argument of `load_translations`.
-        columns: Argument of `load_translations`.
-        streaming: Argument of `load_translations`.
+        revision: Commit, branch or tag of a dataset on the Hub.
+        columns: Column of each language in a table or in records.
+        streaming: Whether the dataset is read without storing a copy.
         references: Reference files; empty for a dataset and for a test set of sacreBLEU.
         bleu_tokenizer: Tokenizer of sacreBLEU.
         default_tokenizer: Default of `bleu_tokenizer`, from the recipe or the target language.
@@ -185,6 +188,7 @@ class Evaluation:
 def evaluate(
     run: str | Path,
     split: str | None = None,
+    *,
     dataset: str | Path | None = None,
     name: str | None = None,
     source_lang: str | None = None,
@@ -213,8 +217,8 @@ def evaluate(
     Args:
         run: Run folder, model folder or Hub name.
         split: Split of the dataset, by default "test".
-        dataset: Argument of `load_translations`. The defaults of `dataset`, `name`, `source_lang`,
-            `target_lang` and `revision` are the run's own.
+        dataset: Name on the Hub, folder or file of a dataset. The defaults of `dataset`, `name`,
+            `source_lang`, `target_lang` and `revision` are the run's own.
         name: Configuration of the dataset.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
@@ -241,21 +245,25 @@ def evaluate(
             results of other sentences have the same name.
     """
     state = join_processes()
-    dataset_name = None if dataset is None else str(dataset)
     other_run = None if against is None else str(against)
-    results_folder = None if output_dir is None else str(output_dir)
     reference_paths = [reference] if isinstance(reference, str | Path) else reference
-    test_set_arguments = (
-        None if source is None else str(source),
-        tuple(map(str, reference_paths)),
-        sacrebleu,
+    request = _Request(
+        run=str(run),
+        split=split,
+        dataset=None if dataset is None else str(dataset),
+        name=name,
+        source_lang=source_lang,
+        target_lang=target_lang,
+        revision=revision,
+        source=None if source is None else str(source),
+        references=tuple(map(str, reference_paths)),
+        sacrebleu=sacrebleu,
+        bleu_tokenizer=bleu_tokenizer,
+        comet=comet,
+        output_dir=None if output_dir is None else str(output_dir),
+        columns=columns,
     )
-    data_arguments = (dataset_name, name, source_lang, target_lang, revision, *test_set_arguments)
-    task = in_all_processes(
-        lambda: _resolve_arguments(
-            str(run), split, *data_arguments, bleu_tokenizer, comet, results_folder, columns
-        )
-    )
+    task = in_all_processes(lambda: _resolve_request(request))
     # the main process prepares the data, and the others then find it in the cache
     sources, *references = main_process_first(lambda: _load_texts(task))
     title = task.split or task.dataset
@@ -303,33 +311,31 @@ def evaluate(
     return scores
 
 
-def _resolve_arguments(
-    run: str,
-    split: str | None,
-    dataset: str | None,
-    name: str | None,
-    source_lang: str | None,
-    target_lang: str | None,
-    revision: str | None,
-    source: str | None,
-    references: tuple[str, ...],
-    sacrebleu: str | None,
-    bleu_tokenizer: str | None,
-    comet: str | None,
-    output_dir: str | None,
-    columns: Columns | None,
-) -> Evaluation:
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """Arguments of `evaluate`, with paths as text."""
+
+    run: str
+    split: str | None
+    dataset: str | None
+    name: str | None
+    source_lang: str | None
+    target_lang: str | None
+    revision: str | None
+    source: str | None
+    references: tuple[str, ...]
+    sacrebleu: str | None
+    bleu_tokenizer: str | None
+    comet: str | None
+    output_dir: str | None
+    columns: Columns | None
+
+
+def _resolve_request(request: _Request) -> Evaluation:
     """Check the arguments of `evaluate`, and fill in the defaults from the recipe of a run."""
-    dataset_arguments = {
-        "split": split,
-        "dataset": dataset,
-        "name": name,
-        "revision": revision,
-        "columns": columns,
-    }
-    test_set = _check_test_set(source, references, sacrebleu, dataset_arguments)
-    recipe = _check_arguments(run, dataset or test_set, output_dir, comet)
-    streaming = False
+    test_set = _check_test_set(request)
+    recipe = _check_arguments(request, request.dataset or test_set)
+    source_lang, target_lang = request.source_lang, request.target_lang
     if recipe is not None:
         source_lang, target_lang = (
             source_lang or recipe.source_lang,
@@ -342,10 +348,13 @@ def _resolve_arguments(
         )
     if source_lang == target_lang:
         raise ValueError(f"target_lang must differ from source_lang, got {source_lang!r} for both.")
+    columns = request.columns
     if columns is None and recipe is not None and _has_languages(recipe, source_lang, target_lang):
         columns = recipe.columns
     columns = columns or None
     check_columns(columns, source_lang, target_lang)
+    split, dataset, name, revision = request.split, request.dataset, request.name, request.revision
+    streaming = False
     if test_set is None:
         split = split or "test"
         if recipe is not None and dataset is None:
@@ -355,20 +364,20 @@ def _resolve_arguments(
             # streaming stores no copy of the dataset and loads evaluation splits into memory; the
             # training split would stay a stream, which cannot be evaluated
             streaming = recipe.streaming and split != "train"
-    if sacrebleu is not None:
-        refuse_sacrebleu_set(sacrebleu, source_lang, target_lang)
+    if request.sacrebleu is not None:
+        refuse_sacrebleu_set(request.sacrebleu, source_lang, target_lang)
     if recipe is not None:
         _refuse_other_languages(recipe, source_lang, target_lang)
     default_bleu_tokenizer = bleu_tokenizer_of(target_lang)
     if recipe is not None and target_lang == recipe.target_lang:
         default_bleu_tokenizer = recipe.bleu_tokenizer or default_bleu_tokenizer
-    bleu_tokenizer = bleu_tokenizer or default_bleu_tokenizer
+    bleu_tokenizer = request.bleu_tokenizer or default_bleu_tokenizer
     # refuse a wrong tokenizer before the translation, which takes long
     score_translations(["a"], ["a"], bleu_tokenizer)
     return Evaluation(
-        run=run,
+        run=request.run,
         recipe=recipe,
-        folder=Path(run if output_dir is None else output_dir),
+        folder=Path(request.run if request.output_dir is None else request.output_dir),
         split=split,
         dataset=str(test_set or dataset),
         name=name,
@@ -377,7 +386,7 @@ def _resolve_arguments(
         revision=revision,
         columns=columns,
         streaming=streaming,
-        references=references,
+        references=request.references,
         bleu_tokenizer=bleu_tokenizer,
         default_tokenizer=default_bleu_tokenizer,
     )
@@ -395,20 +404,14 @@ def _refuse_other_languages(recipe: TrainConfig, *languages: str):
             )
 
 
-def _check_test_set(
-    source: str | None,
-    references: tuple[str, ...],
-    sacrebleu: str | None,
-    dataset_arguments: Mapping[str, Any],
-) -> str | None:
+def _check_test_set(request: _Request) -> str | None:
     """Refuse several test sets at once; return the name of one that is not a dataset, or None."""
-    if (source is None) != (not references):
+    source, sacrebleu = request.source, request.sacrebleu
+    if (source is None) != (not request.references):
         missing_argument = "source" if source is None else "reference"
         raise ValueError(f"source and reference must be given together, got no {missing_argument}.")
-    dataset_names = [name for name, value in dataset_arguments.items() if value is not None]
-    test_set_names = [
-        name for name, value in (("source", source), ("sacrebleu", sacrebleu)) if value
-    ]
+    dataset_names = [name for name in DATASET_ARGUMENTS if getattr(request, name) is not None]
+    test_set_names = [name for name in ("source", "sacrebleu") if getattr(request, name)]
     if test_set_names and len(test_set_names + dataset_names) > 1:
         raise ValueError(
             "one of a dataset, source and sacrebleu must be given, got "
@@ -428,10 +431,9 @@ def _load_with_average(task: Evaluation, *options: Any) -> tuple[TranslationPipe
             return pipeline, average
 
 
-def _check_arguments(
-    run: str, dataset: str | None, output_dir: str | None, comet: str | None
-) -> TrainConfig | None:
+def _check_arguments(request: _Request, dataset: str | None) -> TrainConfig | None:
     """Refuse arguments that cannot be used; return the settings of a run, or None."""
+    run, output_dir = request.run, request.output_dir
     is_run = (require_nonempty_path(run, "run") / RECIPE_FILE).is_file()
     if output_dir is not None:
         require_nonempty_path(output_dir, "output_dir")
@@ -446,7 +448,7 @@ def _check_arguments(
         )
     if output_dir is None and not Path(run).is_dir():
         raise ValueError(f"output_dir must be given if the model is not a folder, got {run!r}.")
-    if comet is not None:
+    if request.comet is not None:
         comet_program()
     return read_recipe(Path(run)) if is_run else None
 

@@ -34,7 +34,7 @@ from transformers import (
 from transformers.integrations import get_available_reporting_integrations
 from transformers.utils import CONFIG_NAME
 
-from ..atomic_files import locked_folder
+from ..atomic_files import is_disk_full, locked_folder
 from ..console import run_command
 from ..generation_vanilla_transformer import set_paper_search
 from ..loading import load_run
@@ -325,9 +325,9 @@ def _train(trainer: FusedTrainer, args: Seq2SeqTrainingArguments):
         trainer.train(resume_from_checkpoint=checkpoint)
     except (SafetensorError, RuntimeError) as error:
         # safetensors and torch raise other errors than OSError on a full disk
-        if isinstance(error, SafetensorError) or "PytorchStreamWriter" in str(error):
-            raise OSError(f"{args.output_dir} cannot be written: {error}") from error
-        raise
+        if not is_disk_full(error):
+            raise
+        raise OSError(f"{args.output_dir} cannot be written: {error}") from error
 
 
 def _save(

@@ -33,19 +33,18 @@ from .ending import (
     ignore_signals,
     naming_a_dead_worker,
     noticing_requests,
-    print_after_launcher,
 )
 from .evaluate import validation_loss
-from .progress import count_cells, perplexity
+from .progress import count_positions, perplexity
 from .run import (
     Run,
-    data_identity,
     describe_intact_checkpoint,
     metric_of,
     naming_intact_checkpoint,
     open_run,
 )
 from .run_folder import checkpoint as checkpointing
+from .run_folder.run_state import STREAM_POSITIONS
 from .schedule import learning_rate_of, make_scheduler
 from .step import StepResult, mask_for_sdpa, training_step
 from .validation_sample import score_sample
@@ -79,21 +78,10 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
 
 
 def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
-    """Train as `train` does, and return the signal that stopped the run.
-
-    Args:
-        config: As in `train`.
-        resume: As in `train`.
+    """`train` with the signal as its result. The arguments and the errors are the same.
 
     Returns:
         Number of the signal, or None if the run is finished.
-
-    Raises:
-        Interrupted: As in `train`.
-        ValueError: As in `train`.
-        FloatingPointError: As in `train`.
-        MemoryError: As in `train`.
-        OSError: As in `train`.
     """
     # only the main process prints
     is_main = os.environ.get("RANK", "0") == "0"
@@ -128,9 +116,11 @@ def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
 
 
 def _report_signal(number: int, saved_clause: str):
-    text = f"{signal.Signals(number).name}: {saved_clause}. To resume, add --resume to the command."
-    logger.warning("%s", text)
-    print_after_launcher(text)
+    logger.warning(
+        "%s: %s. To resume, add --resume to the command.",
+        signal.Signals(number).name,
+        saved_clause,
+    )
 
 
 def _train_and_average(run: Run, requests: StopRequests) -> int | None:
@@ -156,7 +146,7 @@ def _run_steps(run: Run, requests: StopRequests) -> tuple[int, int] | None:
     if run.was_finished_at_start:
         run.progress.bar.close()
         _log_how_to_continue(run)
-        if run.is_save_postponed:
+        if run.state.is_save_postponed:
             _warn_of_skipped_end(run, run.steps_done)
         return None
     with (
@@ -172,7 +162,7 @@ def _run_steps(run: Run, requests: StopRequests) -> tuple[int, int] | None:
             if is_time_over:
                 _refuse_short_time(run, step)
             is_last = step == run.last_step or is_time_over
-            if cooldown_steps and run.cooldown is None and not is_last:
+            if cooldown_steps and run.state.cooldown is None and not is_last:
                 _begin_cooldown(run, step, cooldown_steps)
             if step % config.log_every_steps == 0 or is_last:
                 _log_step(run, step, result)
@@ -185,20 +175,21 @@ def _run_steps(run: Run, requests: StopRequests) -> tuple[int, int] | None:
                 is_single_process and requests.pending() is not None
             )
             is_stopped = is_stop_requested and not is_last
-            is_save_due = run.is_save_postponed or step % config.save_every_steps == 0 or is_last
+            is_save_step = step % config.save_every_steps == 0 or is_last
+            is_save_due = run.state.is_save_postponed or is_save_step
             if is_save_due or is_stopped:
                 _read_results(run)
                 # if the last steps were skipped, the weights may be bad already, and saving them
                 # would remove a good checkpoint. So the save waits for a step that is not skipped
-                run.is_save_postponed = is_save_due and run.skipped_in_a_row > 0
-                is_regular_save = is_save_due and not run.is_save_postponed
+                run.state.is_save_postponed = is_save_due and run.state.skipped_in_a_row > 0
+                is_regular_save = is_save_due and not run.state.is_save_postponed
                 if is_regular_save and config.best_metric is not None:
                     _compare_with_best(run, step, config.best_metric)
-                if is_stopped or not run.is_save_postponed:
+                if is_stopped or not run.state.is_save_postponed:
                     save_step(run, step, is_stop=not is_regular_save)
                 if is_last or (is_regular_save and run.is_patience_over):
                     _log_reason_of_end(run, step)
-                    if run.is_save_postponed:
+                    if run.state.is_save_postponed:
                         _warn_of_skipped_end(run, step)
                     return None
             if is_stopped:
@@ -228,12 +219,12 @@ def _reasons_to_end(run: Run, requests: StopRequests, step: int) -> tuple[bool, 
 
 def _begin_cooldown(run: Run, step: int, cooldown_steps: int):
     """Begin a cooldown, in which the learning rate decays linearly from the next step on."""
-    run.cooldown = {
+    run.state.cooldown = {
         "steps": cooldown_steps,
         "last_step": step + cooldown_steps,
         "max_minutes": run.config.max_minutes,
     }
-    run.learning_rate = learning_rate_of(run.config, run.model.config.d_model, run.cooldown)
+    run.learning_rate = learning_rate_of(run.config, run.model.config.d_model, run.state.cooldown)
     run.scheduler = make_scheduler(run.optimizer, run.learning_rate, steps_done=step)
     run.progress.write(step=step, cooldown_steps=cooldown_steps)
     logger.info(
@@ -269,7 +260,7 @@ def _compare_with_best(run: Run, step: int, metric: str):
     """Compare the validation score of a step with the best one; evaluate first if necessary."""
     if run.scores.get("step") != step:
         evaluate_step(run, step)
-    score, best = run.scores[metric], run.best_checkpoint
+    score, best = run.scores[metric], run.state.best_checkpoint
     if best is not None:
         best = {**best, "later": best["later"] + 1}
     sign = -1 if metric == LOSS else 1
@@ -281,7 +272,7 @@ def _compare_with_best(run: Run, step: int, metric: str):
             "score": score,
             "later": 0,
         }
-    run.best_checkpoint = best
+    run.state.best_checkpoint = best
 
 
 def _log_how_to_continue(run: Run):
@@ -303,7 +294,7 @@ def _log_how_to_continue(run: Run):
 def _log_reason_of_end(run: Run, step: int):
     if step == run.config.max_steps or not run.accelerator.is_main_process:
         return
-    best = run.best_checkpoint
+    best = run.state.best_checkpoint
     if best is not None and run.is_patience_over:
         logger.info(
             "The run ends with step %d: %d checkpoints in a row are no better than that of step "
@@ -348,7 +339,7 @@ def batches_of(run: Run) -> Iterator[list[dict[str, Tensor]]]:
     for step, step_data in enumerate(loader, start=run.steps_done + 1):
         if isinstance(step_data, Exception):
             raise step_data
-        run.stream_position = step_data.position
+        run.state.stream_position = step_data.position
         if step_data.position is not None and step_data.position["first_step"] == step - 1:
             _log_block(run, step_data.position, step)
         yield step_data.batches
@@ -394,7 +385,7 @@ def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResu
     # dropout is seeded by the step, so checkpoints need not store the state of the generator
     seeds = np.random.SeedSequence([run.config.seed, step, run.accelerator.process_index])
     torch.manual_seed(int(seeds.generate_state(1)[0]))
-    cells = count_cells(batches)
+    position_counts = count_positions(batches)
     # an edited model may read the mask itself, so only the released code gets a mask for SDPA
     is_sdpa = run.model.config._attn_implementation in ("sdpa", CPU_ATTENTION)
     if is_sdpa and difference_outside_layers(run.model) is None:
@@ -406,9 +397,9 @@ def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResu
             run.wrapped_optimizer,
             run.scheduler,
             batches,
-            run.config.label_smoothing,
-            run.config.max_grad_norm,
-            run.has_own_loss,
+            label_smoothing=run.config.label_smoothing,
+            max_grad_norm=run.config.max_grad_norm,
+            has_own_loss=run.has_own_loss,
         )
         if run.moving_average is not None:
             run.moving_average.update(step, result.is_skipped)
@@ -420,22 +411,22 @@ def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResu
             f"{run.config.tokens_per_micro_batch}."
         ) from error
     run.progress.bar.update()
-    run.unread_results.append((step, result, cells))
+    run.unread_results.append((step, result, position_counts))
     return result
 
 
 def _read_results(run: Run):
     # reading a result makes the host wait for the device, so results are read only when metrics or
     # checkpoints are written
-    for step, result, cells in run.unread_results:
+    for step, result, position_counts in run.unread_results:
         if not result.is_skipped:
-            run.skipped_in_a_row = 0
-            run.progress.count(result, cells)
+            run.state.skipped_in_a_row = 0
+            run.progress.count(result, position_counts)
             continue
-        run.num_skipped += 1
-        run.skipped_in_a_row += 1
+        run.state.num_skipped += 1
+        run.state.skipped_in_a_row += 1
         logger.warning("step %d skipped: loss or gradient is not finite", step)
-        if run.skipped_in_a_row >= run.config.max_skipped_steps:
+        if run.state.skipped_in_a_row >= run.config.max_skipped_steps:
             # every process has the same loss, so all processes raise the error
             distribution.in_all_processes(partial(_refuse_to_skip_more, run, step))
     run.unread_results.clear()
@@ -443,9 +434,9 @@ def _read_results(run: Run):
 
 def _refuse_to_skip_more(run: Run, step: int) -> NoReturn:
     raise FloatingPointError(
-        f"loss and gradient must be finite, but {run.skipped_in_a_row} steps in a row up to step "
-        f"{step} were not: try a lower learning_rate_factor, more warmup_steps, max_grad_norm 1.0, "
-        "or precision bf16 or fp32, and resume with --resume."
+        f"loss and gradient must be finite, but {run.state.skipped_in_a_row} steps in a row up to "
+        f"step {step} were not: try a lower learning_rate_factor, more warmup_steps, "
+        "max_grad_norm 1.0, or precision bf16 or fp32, and resume with --resume."
     )
 
 
@@ -455,12 +446,12 @@ def _log_step(run: Run, step: int, result: StepResult):
         step=step,
         # a stream has no known length, so its number of passes stands for the epoch
         epoch=round(step / run.step_dataset.steps_per_epoch, 4)  # type: ignore[union-attr]
-        if run.stream_position is None
-        else run.stream_position["places"][0]["pass"],
+        if run.state.stream_position is None
+        else run.state.stream_position[STREAM_POSITIONS][0]["pass"],
         # computed, because the scheduler already has the learning rate of the next step
         learning_rate=run.learning_rate(step),
         grad_norm=float(result.grad_norm),
-        skipped=run.num_skipped,
+        skipped=run.state.num_skipped,
     )
 
 
@@ -482,7 +473,7 @@ def evaluate_step(run: Run, step: int):
         evaluation_batches(
             validation,
             run.collator,
-            run.step_dataset.tokens_per_micro_batch,
+            run.step_dataset.plan.tokens_per_micro_batch,
             run.accelerator.num_processes,
             run.accelerator.process_index,
         ),
@@ -507,7 +498,7 @@ def save_step(run: Run, step: int, is_stop: bool = False):
     Args:
         run: Run to save.
         step: Number of the step.
-        is_stop: Argument of `save_checkpoint`.
+        is_stop: Whether the checkpoint is a stop checkpoint, which exists only to resume from.
 
     Raises:
         FloatingPointError: If a weight is not finite; names the weight.
@@ -523,28 +514,16 @@ def save_step(run: Run, step: int, is_stop: bool = False):
     distribution.in_all_processes(lambda: _refuse_not_finite(step, weights, moving_average))
     if run.accelerator.is_main_process:
         run.progress.to_disk()
+        best = run.state.best_checkpoint
         checkpointing.save_checkpoint(
             run.folder / "checkpoints",
-            step,
-            run.model,
-            weights,
-            optimizer_state,
-            {
-                "num_skipped": run.num_skipped,
-                "skipped_in_a_row": run.skipped_in_a_row,
-                "is_save_postponed": run.is_save_postponed,
-                "window": run.progress.window,
-                "data": data_identity(run.data, run.step_dataset),
-                "stream_position": run.stream_position,
-                "num_processes": run.accelerator.num_processes,
-                "tokens_per_micro_batch": run.config.tokens_per_micro_batch,
-                "best_checkpoint": run.best_checkpoint,
-                "cooldown": run.cooldown,
-                "seconds": run.seconds,
-            },
+            run.state_to_save(step).to_json(),
+            model=run.model,
+            weights=weights,
+            optimizer_state=optimizer_state,
             keep=run.config.num_averaged_checkpoints,
             keep_seconds=60 * averaged_minutes if averaged_minutes is not None else None,
-            best_step=run.best_checkpoint["step"] if run.best_checkpoint is not None else None,
+            best_step=best["step"] if best is not None else None,
             moving_average=moving_average,
             scaler=run.accelerator.scaler,
             is_stop=is_stop,

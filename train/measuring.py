@@ -63,7 +63,7 @@ def measure(config: TrainConfig) -> str:
         Lines of text.
 
     Raises:
-        ValueError: As in `train`.
+        ValueError: If a setting, a corpus or a tokenizer cannot be used.
         MemoryError: If a step does not fit into memory.
     """
     costs = measure_costs(config)
@@ -100,7 +100,7 @@ def measure_costs(config: TrainConfig) -> Costs:
         The costs.
 
     Raises:
-        ValueError: As in `train`.
+        ValueError: If a setting, a corpus or a tokenizer cannot be used.
         MemoryError: If a step does not fit into memory.
     """
     is_main = os.environ.get("RANK", "0") == "0"

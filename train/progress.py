@@ -21,6 +21,7 @@ from ..records import NUMBER
 from .config import LOSS, TrainConfig
 from .data.batches import IGNORED
 from .run_folder.files import METRICS_FILE, read_metrics
+from .run_folder.run_state import NON_PADDING_TOKENS, POSITIONS
 from .step import StepResult
 
 # format of the bar, which fits into 80 columns
@@ -122,19 +123,19 @@ class Progress:
 
     @staticmethod
     def _empty_window() -> dict[str, float]:
-        return {"loss": 0.0, "tokens": 0, "cells": 0, "filled_cells": 0}
+        return {"loss": 0.0, "tokens": 0, POSITIONS: 0, NON_PADDING_TOKENS: 0}
 
-    def count(self, result: StepResult, cells: dict[str, int]):
+    def count(self, result: StepResult, position_counts: dict[str, int]):
         """Add a step that was not skipped to the sums.
 
         Args:
             result: Result of the step.
-            cells: Counts from `count_cells`, for the batches of this process.
+            position_counts: Counts from `count_positions`, for the batches of this process.
         """
         tokens = int(result.num_tokens)
         self.window["loss"] += float(result.loss) * tokens
         self.window["tokens"] += tokens
-        for name, number in cells.items():
+        for name, number in position_counts.items():
             self.window[name] += number
 
     def log(self, **facts: Any):
@@ -147,7 +148,7 @@ class Progress:
         tokens = self.window["tokens"]
         facts |= {
             "loss": self.window["loss"] / tokens if tokens else None,
-            "non_padding": self.window["filled_cells"] / max(self.window["cells"], 1),
+            "non_padding": self.window[NON_PADDING_TOKENS] / max(self.window[POSITIONS], 1),
             # a coarse clock can show the same time after a fast step
             "tokens_per_second": (tokens - self.tokens_before) / elapsed if elapsed else 0.0,
         }
@@ -202,21 +203,20 @@ class Progress:
         to_disk(self.path)
 
 
-def count_cells(batches: list[dict[str, Tensor]]) -> dict[str, int]:
+def count_positions(batches: list[dict[str, Tensor]]) -> dict[str, int]:
     """Count the positions of batches, and the non-padding tokens.
 
     Args:
         batches: Micro-batches in host memory.
 
     Returns:
-        `cells`, the number of all positions, and `filled_cells`, the number of non-padding tokens,
-        both of sources and targets together.
+        Number of all `POSITIONS`, and of `NON_PADDING_TOKENS`, of sources and targets together.
     """
-    counts = {"cells": 0, "filled_cells": 0}
+    counts = {POSITIONS: 0, NON_PADDING_TOKENS: 0}
     for batch in batches:
         source, target = batch["attention_mask"], batch["labels"]
-        counts["cells"] += source.numel() + target.numel()
-        counts["filled_cells"] += int(source.sum()) + int((target != IGNORED).sum())
+        counts[POSITIONS] += source.numel() + target.numel()
+        counts[NON_PADDING_TOKENS] += int(source.sum()) + int((target != IGNORED).sum())
     return counts
 
 

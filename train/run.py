@@ -21,7 +21,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..atomic_files import DISK_FULL, free_space, make_folder
 from ..identity_vanilla_transformer import difference_outside_layers
-from ..records import check
 from ..tokenization.learning import refuse_small_vocabulary, tokenizer_hash
 from .averaging import MovingAverage
 from .config import LOSS, TrainConfig
@@ -37,6 +36,7 @@ from .resuming import STEP_SETTINGS, describe_changes, refuse_late_cooldown, ref
 from .run_folder import checkpoint as checkpointing
 from .run_folder.environment import write_environment
 from .run_folder.files import lock_run_folder, read_recipe
+from .run_folder.run_state import RunState
 from .schedule import learning_rate_of, make_scheduler
 from .scoring import refuse_bleu_tokenizer
 from .step import REPLICATED, StepResult
@@ -47,19 +47,6 @@ logger = logging.getLogger(__name__)
 # settings that may differ between the machines of one run
 MACHINE_SETTINGS = ("dataset", "mix", "tokenizer", "num_workers", "output_dir", "bleu_tokenizer")
 SHARED_FOLDER = ", as in a folder that all machines share"
-# state of a run before its first step
-NEW_STATE = {
-    "step": 0,
-    "num_skipped": 0,
-    "skipped_in_a_row": 0,
-    "is_save_postponed": False,
-    "window": None,
-    "stream_position": None,
-    "best_checkpoint": None,
-    "cooldown": None,
-    "tokens_per_micro_batch": None,
-    "seconds": 0.0,
-}
 
 
 @dataclass
@@ -81,19 +68,11 @@ class Run:
         learning_rate: Function from a step, counted from 1, to its learning rate.
         scheduler: Scheduler of the optimizer.
         moving_average: Exponential moving average of the weights; None without `ema_decay`.
-        steps_done: Number of steps done before this process began.
-        stream_position: Position in the streams at which the block of the last step began; None
-            for corpora that are not streamed.
-        num_skipped: Number of skipped steps so far.
-        skipped_in_a_row: Number of skipped steps since the last step that was not skipped.
-        is_save_postponed: Whether a checkpoint is due and waits for a step that is not skipped.
-        best_checkpoint: `metric`, `step` and `score` of the best checkpoint so far, and the number
-            of `later` checkpoints; None before the first checkpoint and without `best_metric`.
-        cooldown: Number of `steps` and `last_step` of a cooldown that began early, and the
-            `max_minutes` for which it was planned; None without such a cooldown.
-        seconds_before: Training time before this process began, in seconds.
+        state: State to resume from, which the training loop keeps up to date, except for the
+            entries that `state_to_save` fills in.
         start_time: Time at which this process began, on the monotonic clock, in seconds.
-        unread_results: Number, result and `count_cells` of each step whose result was not read yet.
+        unread_results: Number, result and `count_positions` of each step whose result was not read
+            yet.
         reduced_end_requests: Sums over all processes after the last step, on the device, [3]: the
             processes with a pending signal, the processes whose time is over, and the steps of a
             due cooldown; None in a single process.
@@ -115,24 +94,38 @@ class Run:
     learning_rate: Callable[[int], float]
     scheduler: LRScheduler
     moving_average: MovingAverage | None
-    steps_done: int
-    stream_position: dict[str, Any] | None
-    num_skipped: int
-    skipped_in_a_row: int
-    is_save_postponed: bool
-    best_checkpoint: dict[str, Any] | None
-    cooldown: dict[str, Any] | None
-    seconds_before: float
+    state: RunState
     start_time: float = field(default_factory=time.monotonic)
     unread_results: list[tuple[int, StepResult, dict[str, int]]] = field(default_factory=list)
     reduced_end_requests: Tensor | None = None
     scores: dict[str, float] = field(default_factory=dict)
     progress: Progress = field(init=False)
 
+    def state_to_save(self, step: int) -> RunState:
+        """Return the whole state after a step.
+
+        Args:
+            step: Number of the step.
+        """
+        return dataclasses.replace(
+            self.state,
+            step=step,
+            seconds=self.seconds,
+            window=self.progress.window,
+            data=data_identity(self.data, self.step_dataset),
+            num_processes=self.accelerator.num_processes,
+            tokens_per_micro_batch=self.config.tokens_per_micro_batch,
+        )
+
+    @property
+    def steps_done(self) -> int:
+        """Number of steps done before this process began."""
+        return self.state.step
+
     @property
     def seconds(self) -> float:
         """Training time in seconds, including the parts of the run before it was resumed."""
-        return self.seconds_before + time.monotonic() - self.start_time
+        return self.state.seconds + time.monotonic() - self.start_time
 
     @property
     def is_time_over(self) -> bool:
@@ -143,8 +136,8 @@ class Run:
     @property
     def last_step(self) -> int:
         """Last step of the run, unless `max_minutes` or `patience` end the run earlier."""
-        last_step = self.config.max_steps
-        return last_step if self.cooldown is None else min(last_step, self.cooldown["last_step"])
+        last_step, cooldown = self.config.max_steps, self.state.cooldown
+        return last_step if cooldown is None else min(last_step, cooldown["last_step"])
 
     def expected_last_step(self, step: int) -> int:
         """Estimate the last step of the run from the mean time of the steps so far.
@@ -170,7 +163,8 @@ class Run:
         """
         config = self.config
         planned_start = config.max_steps - config.cooldown_steps
-        if config.max_minutes is None or self.cooldown is not None or step >= planned_start:
+        cooldown = self.state.cooldown
+        if config.max_minutes is None or cooldown is not None or step >= planned_start:
             return 0
         seconds = self.seconds
         seconds_left = 60 * config.max_minutes - seconds
@@ -182,18 +176,14 @@ class Run:
     @property
     def is_patience_over(self) -> bool:
         """Return whether `patience` checkpoints in a row were no better than the best one."""
-        patience = self.config.patience
-        return (
-            patience is not None
-            and self.best_checkpoint is not None
-            and self.best_checkpoint["later"] >= patience
-        )
+        patience, best = self.config.patience, self.state.best_checkpoint
+        return patience is not None and best is not None and best["later"] >= patience
 
     @property
     def was_finished_at_start(self) -> bool:
         """Return whether the run was finished before this process began."""
         minutes = self.config.max_minutes
-        is_time_over = minutes is not None and self.seconds_before >= 60 * minutes
+        is_time_over = minutes is not None and self.state.seconds >= 60 * minutes
         return self.steps_done == self.last_step or is_time_over or self.is_patience_over
 
 
@@ -218,7 +208,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         config, resume, accelerator, until_end
     )
     # weights are loaded before `prepare`, which may leave only a part of them in each process
-    model, has_own_loss, collator, run_state = distribution.in_all_processes(
+    model, has_own_loss, collator, state = distribution.in_all_processes(
         lambda: _make_or_load_model(config, tokenizer, checkpoint)
     )
     wrapped_model, optimizer, wrapped_optimizer = distribution.prepare(accelerator, model, config)
@@ -227,10 +217,10 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
     if config.ema_decay is not None:
         moving_average = MovingAverage(model, config.ema_decay)
     user_config = config
-    config = _fill_in_micro_batch_size(config, accelerator, model, run_state)
+    config = _fill_in_micro_batch_size(config, accelerator, model, state)
     step_dataset, saved_states = distribution.in_all_processes(
         lambda: (
-            _make_step_dataset(config, accelerator, data, collator, run_state),
+            _make_step_dataset(config, accelerator, data, collator, state),
             _read_saved_states(config, model, checkpoint),
         )
     )
@@ -244,8 +234,9 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
             accelerator.scaler.load_state_dict(saved_states["scaler"])
         if moving_average is not None:
             moving_average.load(distribution.shard_tensors(model, saved_states["moving_average"]))
-    folder, cooldown = config.folder, _saved_cooldown(config, run_state)
-    learning_rate = learning_rate_of(config, model.config.d_model, cooldown)
+    _drop_outdated(state, config)
+    folder = config.folder
+    learning_rate = learning_rate_of(config, model.config.d_model, state.cooldown)
     run = Run(
         config=config,
         accelerator=accelerator,
@@ -259,22 +250,15 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         optimizer=optimizer,
         wrapped_optimizer=wrapped_optimizer,
         learning_rate=learning_rate,
-        scheduler=make_scheduler(optimizer, learning_rate, steps_done=run_state["step"]),
+        scheduler=make_scheduler(optimizer, learning_rate, steps_done=state.step),
         moving_average=moving_average,
-        steps_done=run_state["step"],
-        stream_position=run_state["stream_position"],
-        num_skipped=run_state["num_skipped"],
-        skipped_in_a_row=run_state["skipped_in_a_row"],
-        is_save_postponed=run_state["is_save_postponed"],
-        best_checkpoint=_saved_best_checkpoint(config, run_state),
-        cooldown=cooldown,
-        seconds_before=run_state["seconds"],
+        state=state,
     )
     with naming_intact_checkpoint(folder):
         if accelerator.is_main_process:
             _record_start(run, user_config, changes, checkpoint)
-        open_trackers(accelerator, config, run_state["step"])
-        run.progress = Progress(folder, config, run_state["step"], run_state["window"], accelerator)
+        open_trackers(accelerator, config, state.step)
+        run.progress = Progress(folder, config, state.step, state.window, accelerator)
     return run
 
 
@@ -293,18 +277,15 @@ def metric_of(config: TrainConfig) -> str:
     return f"{config.best_metric} of {config.validation_sample} pairs"
 
 
-def _saved_best_checkpoint(config: TrainConfig, run_state: dict[str, Any]) -> dict[str, Any] | None:
-    best: dict[str, Any] | None = run_state.get("best_checkpoint")
+def _drop_outdated(state: RunState, config: TrainConfig):
+    """Remove the best checkpoint and the cooldown of a saved state if the settings have changed."""
+    best, cooldown = state.best_checkpoint, state.cooldown
     # scores of different metrics cannot be compared, so another metric begins without a best one
-    is_comparable = best is not None and config.best_metric and best["metric"] == metric_of(config)
-    return best if is_comparable else None
-
-
-def _saved_cooldown(config: TrainConfig, run_state: dict[str, Any]) -> dict[str, Any] | None:
-    cooldown: dict[str, Any] | None = run_state.get("cooldown")
+    if best is not None and not (config.best_metric and best["metric"] == metric_of(config)):
+        state.best_checkpoint = None
     # with other `max_minutes` the cooldown begins at another step
-    has_same_minutes = cooldown is not None and cooldown["max_minutes"] == config.max_minutes
-    return cooldown if has_same_minutes else None
+    if cooldown is not None and cooldown["max_minutes"] != config.max_minutes:
+        state.cooldown = None
 
 
 def _open_accelerator(config: TrainConfig) -> Accelerator:
@@ -413,14 +394,14 @@ def _checkpoint_to_resume(folder: Path, config: TrainConfig, resume: bool) -> Pa
 
 def _make_or_load_model(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, checkpoint: Path | None
-) -> tuple[PreTrainedModel, bool, Collator, dict[str, Any]]:
+) -> tuple[PreTrainedModel, bool, Collator, RunState]:
     """Return the model, whether it has its own loss, the collator and the state of the run."""
     model, has_own_loss, collator = _make_model_and_collator(config, tokenizer)
     if checkpoint is None:
-        return model, has_own_loss, collator, dict(NEW_STATE)
+        return model, has_own_loss, collator, RunState()
     checkpointing.load_weights(model, checkpointing.read_weights(checkpoint))
-    state = checkpointing.read_state(checkpoint)
-    check(state, checkpointing.RUN_STATE_SCHEMA, checkpoint / checkpointing.STATE_FILE)
+    entries = checkpointing.read_state(checkpoint)
+    state = RunState.from_json(entries, checkpoint / checkpointing.STATE_FILE)
     return model, has_own_loss, collator, state
 
 
@@ -429,20 +410,20 @@ def _make_step_dataset(
     accelerator: Accelerator,
     data: Data,
     collator: Collator,
-    run_state: dict[str, Any],
+    state: RunState,
 ) -> TrainingSteps | StreamedSteps:
     """Return the steps of this process; refuse other data than that of a resumed run."""
     step_dataset = make_steps(
         config,
         data,
         collator,
-        accelerator.num_processes,
-        accelerator.process_index,
-        run_state["stream_position"],
-        LAUNCH_TOKENS if accelerator.device.type == "cuda" else 0,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        position=state.stream_position,
+        launch_tokens=LAUNCH_TOKENS if accelerator.device.type == "cuda" else 0,
     )
-    if "data" in run_state:
-        _refuse_changed_data(data_identity(data, step_dataset), run_state["data"])
+    if state.data is not None:
+        _refuse_changed_data(data_identity(data, step_dataset), state.data)
     return step_dataset
 
 
@@ -564,14 +545,14 @@ def _fill_in_micro_batch_size(
     config: TrainConfig,
     accelerator: Accelerator,
     model: PreTrainedModel,
-    run_state: dict[str, Any],
+    state: RunState,
 ) -> TrainConfig:
     """Return the settings with the size of a micro-batch, the same on every process."""
     if config.tokens_per_micro_batch is not None:
         return config
     # the size of micro-batches changes the rounding of sums, so a resumed run keeps the size
-    saved_size = run_state["tokens_per_micro_batch"]
-    if saved_size is not None and run_state["num_processes"] == accelerator.num_processes:
+    saved_size = state.tokens_per_micro_batch
+    if saved_size is not None and state.num_processes == accelerator.num_processes:
         return dataclasses.replace(config, tokens_per_micro_batch=saved_size)
     fitting_tokens = distribution.in_all_processes(
         lambda: max_micro_batch_tokens(

@@ -175,6 +175,7 @@ def training_step(
     optimizer: AcceleratedOptimizer,
     scheduler: LRScheduler,
     batches: Sequence[dict[str, Tensor]],
+    *,
     label_smoothing: float,
     max_grad_norm: float | None = None,
     has_own_loss: bool = False,
@@ -192,7 +193,7 @@ def training_step(
         batches: Micro-batches of this process in host memory; each process has the same number.
         label_smoothing: epsilon_ls.
         max_grad_norm: Norm to which a larger gradient is clipped; None for no clipping.
-        has_own_loss: Argument of `batch_loss_sum`.
+        has_own_loss: Whether the loss is the model's own; it counts as a mean over the tokens.
 
     Returns:
         Result of the step, on the device.

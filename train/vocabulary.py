@@ -136,7 +136,7 @@ def learn_tokenizer(
     Args:
         config: Settings of the run.
         texts: Text of the run.
-        progress: Argument of `learn_vocabulary`.
+        progress: Whether to show a progress bar.
 
     Returns:
         The tokenizer.

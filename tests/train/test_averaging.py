@@ -37,8 +37,9 @@ def save(folder: Path, step: int, keep_seconds: float | None = None, **state):
     model = make_model(seed=step)
     optimizer = torch.optim.Adam(model.parameters())
     weights, others = dict(model.named_parameters()), optimizer.state_dict()
-    state = {"seconds": 0.0, **state}
-    save_checkpoint(folder, step, model, weights, others, state, keep=9, keep_seconds=keep_seconds)
+    state = {"step": step, "seconds": 0.0, **state}
+    files = {"model": model, "weights": weights, "optimizer_state": others}
+    save_checkpoint(folder, state, **files, keep=9, keep_seconds=keep_seconds)
     return model
 
 
@@ -72,10 +73,12 @@ def test_an_average_of_nothing_is_refused():
 
 def test_fewer_checkpoints_can_be_averaged_afterwards(corpus, tmp_path):
     train(train_toys.toy_config(corpus, tmp_path / "run"))
-    assert average_run(tmp_path / "run", 1) == "the mean of 1 checkpoint, of step 12"
+    assert (
+        average_run(tmp_path / "run", num_checkpoints=1) == "the mean of 1 checkpoint, of step 12"
+    )
     train_toys.assert_same_bits(tmp_path / "run", tmp_path / "run/checkpoints/step-12")
     with pytest.raises(ValueError, match="has 2 checkpoints to average, got 3"):
-        average_run(tmp_path / "run", 3)
+        average_run(tmp_path / "run", num_checkpoints=3)
     with pytest.raises(ValueError, match=r"must be a run folder, with recipe\.yaml"):
         average_run(tmp_path)
 
@@ -189,13 +192,13 @@ def test_a_run_resumes_only_with_the_same_ema_decay(corpus, tmp_path):
 def test_a_skipped_step_leaves_the_moving_average(corpus, tmp_path, monkeypatch):
     real_step, real_loss = loop.training_step, loop_step.batch_loss_sum
 
-    def third_step_without_a_loss(accelerator, model, optimizer, scheduler, *rest):
+    def third_step_without_a_loss(accelerator, model, optimizer, scheduler, batches, **settings):
         is_third = scheduler.last_epoch == 2
         factor = math.inf if is_third else 1.0
         if is_third:
             os.kill(os.getpid(), signal.SIGTERM)
         monkeypatch.setattr(loop_step, "batch_loss_sum", lambda *given: factor * real_loss(*given))
-        return real_step(accelerator, model, optimizer, scheduler, *rest)
+        return real_step(accelerator, model, optimizer, scheduler, batches, **settings)
 
     monkeypatch.setattr(loop, "training_step", third_step_without_a_loss)
     settings = {"ema_decay": 0.9, **EVERY_STEP}
@@ -296,7 +299,9 @@ def test_an_average_is_made_and_described_where_the_text_is_gone(corpus, tmp_pat
     picture = tmp_path / "run/pictures/attention.png"
     assert picture.exists()
     shutil.rmtree(own)
-    assert average_run(tmp_path / "run", 1) == "the mean of 1 checkpoint, of step 12"
+    assert (
+        average_run(tmp_path / "run", num_checkpoints=1) == "the mean of 1 checkpoint, of step 12"
+    )
     assert "of step 12" in (tmp_path / "run/README.md").read_text(encoding="utf-8")
     assert "no picture of attention is drawn: dataset" in caplog.text
     # the one there was is of other weights

@@ -289,7 +289,7 @@ def test_a_run_ends_when_the_loss_gets_no_better(corpus, tmp_path, losses, caplo
     ends = "The run ends with step 8: 4 checkpoints in a row are no better than that of step 4."
     assert ends in caplog.text
     # the averages that are asked for are those of the last ones
-    assert average_run(folder, 2) == "the mean of 2 checkpoints, of steps 7, 8"
+    assert average_run(folder, num_checkpoints=2) == "the mean of 2 checkpoints, of steps 7, 8"
     assert average_run(folder) == "the mean of 3 checkpoints, of steps 3, 4, 5"
 
 

@@ -427,6 +427,11 @@ def test_comparisons_are_dropped_when_the_translations_change(run, tmp_path):
     assert "against" not in evaluate(str(own))
 
 
+def test_the_data_of_an_evaluation_is_given_by_name():
+    with pytest.raises(TypeError, match="positional"):
+        evaluate("run", "test", "demo")
+
+
 def test_equal_source_and_target_languages_are_refused(run, capsys):
     assert main([str(run), "--source_lang", "de"]) == 1
     assert "target_lang must differ from source_lang, got 'de'" in capsys.readouterr().err

@@ -144,10 +144,10 @@ def test_settings_reach_the_step_the_save_and_the_search(corpus, tmp_path, monke
     of_steps, rates, kept_seconds = [], [], []
     real_step, real_save = loop.training_step, checkpointing.save_checkpoint
 
-    def step_noted(accelerator, model, optimizer, scheduler, batches, *settings):
+    def step_noted(accelerator, model, optimizer, scheduler, batches, **settings):
         of_steps.append(settings)
         rates.append(optimizer.param_groups[0]["lr"])
-        return real_step(accelerator, model, optimizer, scheduler, batches, *settings)
+        return real_step(accelerator, model, optimizer, scheduler, batches, **settings)
 
     def save_noted(*given, keep_seconds, **others):
         kept_seconds.append(keep_seconds)
@@ -161,7 +161,7 @@ def test_settings_reach_the_step_the_save_and_the_search(corpus, tmp_path, monke
     search = {"num_beams": 3, "length_penalty_alpha": 0.3, "max_extra_tokens": 7}
     settings = {**of_a_step, **of_the_run, **of_the_rate, **search}
     train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
-    assert of_steps == [(0.3, 0.7, False)] * 3
+    assert of_steps == [{**of_a_step, "has_own_loss": False}] * 3
     # the log has the rate by itself: this is the one that the weights are changed with
     expected = [0.5 * equations.learning_rate(number, 16, 2) for number in (1, 2, 3)]
     assert rates == pytest.approx(expected)
@@ -183,7 +183,9 @@ def test_the_seed_says_what_the_first_weights_are(corpus, tmp_path):
 
 def test_dropout_is_another_for_each_seed_step_and_process(monkeypatch):
     seeds = []
-    monkeypatch.setattr(loop, "training_step", lambda *given: seeds.append(torch.initial_seed()))
+    monkeypatch.setattr(
+        loop, "training_step", lambda *given, **named: seeds.append(torch.initial_seed())
+    )
     for seed in (1, 2):
         for step_number in (1, 2):
             for process in (0, 1):
@@ -620,10 +622,10 @@ def spoilt(monkeypatch):
     real_step, real_loss = loop.training_step, step.batch_loss_sum
     numbers = []
 
-    def training_step(accelerator, model, optimizer, scheduler, *rest):
+    def training_step(accelerator, model, optimizer, scheduler, batches, **settings):
         factor = math.inf if scheduler.last_epoch + 1 in numbers else 1.0
         monkeypatch.setattr(step, "batch_loss_sum", lambda *given: factor * real_loss(*given))
-        return real_step(accelerator, model, optimizer, scheduler, *rest)
+        return real_step(accelerator, model, optimizer, scheduler, batches, **settings)
 
     monkeypatch.setattr(loop, "training_step", training_step)
     return numbers

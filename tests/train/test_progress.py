@@ -21,6 +21,7 @@ from vanilla_transformer.train.__main__ import main
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.progress import BAR_FORMAT, Progress
 from vanilla_transformer.train.run_folder.files import read_metrics
+from vanilla_transformer.train.run_folder.run_state import NON_PADDING_TOKENS, POSITIONS
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -92,7 +93,7 @@ def test_the_bar_fits_the_terminal(corpus, tmp_path, columns):
 
 
 def test_the_bar_of_a_run_of_days_on_eight_fast_devices_fits(progress, monkeypatch):
-    progress.window |= {"loss": 3e7, "tokens": 1e7, "cells": 100, "filled_cells": 97}
+    progress.window |= {"loss": 3e7, "tokens": 1e7, POSITIONS: 100, NON_PADDING_TOKENS: 97}
     now = progress.start_time + 18
     monkeypatch.setattr(time, "monotonic", lambda: now)
     progress.log(step=1, learning_rate=4.9e-4)

@@ -307,15 +307,44 @@ class StepData(NamedTuple):
     position: dict | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """Settings of the steps, and the share of each step that one process computes.
+
+    Args:
+        collator: Collator that makes the tensors of a micro-batch.
+        tokens_per_step: Approximate number of source tokens, and of target tokens, in a step.
+        length_groups_per_step: Number of groups of similar length in a step.
+        tokens_per_micro_batch: Maximum number of source tokens, and of target tokens, in a
+            micro-batch, padding included.
+        block_pairs: Approximate number of pairs in a block.
+        seed: Seed of the run.
+        num_processes: Number of processes that share each step.
+        process_index: Index of this process.
+        launch_tokens: Launch overhead of a micro-batch on the device, in tokens; with 0, no groups
+            share a micro-batch.
+    """
+
+    collator: Collator
+    tokens_per_step: int
+    length_groups_per_step: int
+    tokens_per_micro_batch: int
+    block_pairs: int
+    seed: int
+    num_processes: int = 1
+    process_index: int = 0
+    launch_tokens: int = 0
+
+
 class Block:
     """Pairs that are shuffled and planned into steps together.
 
     Args:
         pairs: Pairs that contain those of this block.
         pair_indices: Indices in `pairs` of the pairs of this block.
-        num_steps: Argument of `plan_steps`.
-        length_groups_per_step: Argument of `plan_steps`.
-        random: Argument of `plan_steps`.
+        num_steps: Number of steps, at most the number of pairs.
+        length_groups_per_step: Number of groups of similar length in a step.
+        random: Random number generator, which decides the groups and the order of the steps.
     """
 
     def __init__(
@@ -331,24 +360,12 @@ class Block:
         self.lengths = pairs.source_lengths[pair_indices], pairs.target_lengths[pair_indices]
         self.steps = plan_steps(*self.lengths, num_steps, length_groups_per_step, random)
 
-    def make_micro_batches(
-        self,
-        step_index: int,
-        collator: "Collator",
-        tokens_per_micro_batch: int,
-        num_processes: int,
-        process_index: int,
-        launch_tokens: int = 0,
-    ) -> list[dict[str, Tensor]]:
+    def make_micro_batches(self, step_index: int, plan: BatchPlan) -> list[dict[str, Tensor]]:
         """Make the micro-batches of a step for one process.
 
         Args:
             step_index: Index of the step in this block.
-            collator: Collator that makes the tensors of a micro-batch.
-            tokens_per_micro_batch: Argument of `split_step`.
-            num_processes: Argument of `split_step`.
-            process_index: Index of this process.
-            launch_tokens: Argument of `split_step`.
+            plan: Settings of the steps, and the share of this process.
 
         Returns:
             Micro-batches of this process.
@@ -356,12 +373,13 @@ class Block:
         process_parts = split_step(
             self.steps[step_index],
             *self.lengths,
-            tokens_per_micro_batch,
-            num_processes,
-            launch_tokens,
+            plan.tokens_per_micro_batch,
+            plan.num_processes,
+            plan.launch_tokens,
         )
         return [
-            collator(self.pairs[self.pair_indices[part]]) for part in process_parts[process_index]
+            plan.collator(self.pairs[self.pair_indices[part]])
+            for part in process_parts[plan.process_index]
         ]
 
 
@@ -423,20 +441,12 @@ class TrainingSteps(torch.utils.data.Dataset):
     Args:
         pairs: Training pairs, corpus after corpus. With several segmentations, all corpora in the
             first segmentation come before all corpora in the second, and so on.
-        collator: Collator that makes the tensors of a micro-batch.
-        tokens_per_step: Approximate number of source tokens, and of target tokens, in a step.
-        length_groups_per_step: Argument of `plan_steps`.
-        tokens_per_micro_batch: Argument of `split_step`.
-        seed: Seed of the run.
-        num_processes: Argument of `split_step`.
-        process_index: Index of this process.
-        block_pairs: Approximate number of pairs in a block.
+        plan: Settings of the steps, and the share of this process.
         corpus_sizes: Number of pairs of each corpus in one segmentation, dropped pairs included;
             by default there is one corpus.
-        weights: Argument of `compute_shares`.
+        weights: Relative share of each corpus in an epoch, with any sum; None for all pairs once.
         num_segmentations: Number of segmentations in `pairs`, which the epochs use in turn. Each
             one segments all corpora at random by BPE-dropout, see `pairs.Segmentation`.
-        launch_tokens: Argument of `split_step`.
 
     Raises:
         ValueError: If the longest sentence has more tokens than `tokens_per_step`.
@@ -451,28 +461,14 @@ class TrainingSteps(torch.utils.data.Dataset):
     def __init__(
         self,
         pairs: Pairs,
-        collator: Collator,
-        tokens_per_step: int,
-        length_groups_per_step: int,
-        tokens_per_micro_batch: int,
-        seed: int,
-        num_processes: int = 1,
-        process_index: int = 0,
-        block_pairs: int = 500_000,
+        plan: BatchPlan,
         corpus_sizes: Sequence[int] | None = None,
         weights: Sequence[float] | None = None,
         num_segmentations: int = 1,
-        launch_tokens: int = 0,
     ):
         self.pairs = pairs
-        self.collator = collator
-        self.length_groups_per_step = length_groups_per_step
-        self.tokens_per_micro_batch = tokens_per_micro_batch
-        self.seed = seed
-        self.num_processes = num_processes
-        self.process_index = process_index
+        self.plan = plan
         self.num_segmentations = num_segmentations
-        self.launch_tokens = launch_tokens
         self._corpus_ends = np.cumsum(
             [0, *(corpus_sizes or [len(pairs.rows) // num_segmentations])]
         ).tolist()
@@ -490,15 +486,15 @@ class TrainingSteps(torch.utils.data.Dataset):
             _add_totals(segmentation_totals)
             for segmentation_totals in zip(*totals_by_segmentation, strict=True)
         ]
-        refuse_longest(max(total["longest"] for total in corpus_totals), tokens_per_step)
+        refuse_longest(max(total["longest"] for total in corpus_totals), plan.tokens_per_step)
         expected_tokens = [
             total["larger_tokens"] * share / total["pairs"]
             for total, share in zip(corpus_totals, self._corpus_shares, strict=True)
             if share
         ]
-        self.steps_per_epoch = count_steps(round(sum(expected_tokens)), tokens_per_step)
+        self.steps_per_epoch = count_steps(round(sum(expected_tokens)), plan.tokens_per_step)
         self._num_blocks = max(
-            1, min(round(sum(self._corpus_shares) / block_pairs), self.steps_per_epoch)
+            1, min(round(sum(self._corpus_shares) / plan.block_pairs), self.steps_per_epoch)
         )
         summed_names = ("pairs", "source_tokens", "target_tokens")
         # mean over the segmentations, because an epoch uses one of them
@@ -539,15 +535,7 @@ class TrainingSteps(torch.utils.data.Dataset):
             Micro-batches of this process.
         """
         block, step_index = self.find_block(steps_done)
-        batches = block.make_micro_batches(
-            step_index,
-            self.collator,
-            self.tokens_per_micro_batch,
-            self.num_processes,
-            self.process_index,
-            self.launch_tokens,
-        )
-        return StepData(batches)
+        return StepData(block.make_micro_batches(step_index, self.plan))
 
     def find_block(self, steps_done: int) -> tuple[Block, int]:
         """Find the block of a step, and load the block if it is not the current one.
@@ -572,7 +560,7 @@ class TrainingSteps(torch.utils.data.Dataset):
         if epoch != self._epoch:
             self._forget_block()
             self._epoch_order = draw_epoch_order(
-                list(self._kept_pairs_by_corpus(epoch)), self._corpus_shares, self.seed, epoch
+                list(self._kept_pairs_by_corpus(epoch)), self._corpus_shares, self.plan.seed, epoch
             )
         self._epoch, self._block_index = epoch, block_index
         first_step, end_step = self._first_step(block_index), self._first_step(block_index + 1)
@@ -584,8 +572,8 @@ class TrainingSteps(torch.utils.data.Dataset):
             self.pairs,
             self._epoch_order[first_pair:end_pair],
             end_step - first_step,
-            self.length_groups_per_step,
-            np.random.default_rng([self.seed, 1, epoch, block_index]),
+            self.plan.length_groups_per_step,
+            np.random.default_rng([self.plan.seed, 1, epoch, block_index]),
         )
 
 
@@ -625,7 +613,8 @@ def evaluation_batches(
     Args:
         pairs: Pairs of the split.
         collator: Collator that makes the tensors of a micro-batch.
-        tokens_per_micro_batch: Argument of `split_step`.
+        tokens_per_micro_batch: Maximum number of source tokens, and of target tokens, in a
+            micro-batch, padding included.
         num_processes: Number of processes that share the split.
         process_index: Index of this process.
 

@@ -62,6 +62,7 @@ def load_translations(
     name: str | None,
     source_lang: str,
     target_lang: str,
+    *,
     revision: str | None = None,
     streaming: bool = False,
     columns: Columns | None = None,
@@ -274,7 +275,7 @@ def is_file_name(dataset: str) -> bool:
     """Return whether a dataset has the name of a file with pairs, which no Hub name has.
 
     Args:
-        dataset: Argument of `load_translations`.
+        dataset: Name or path of a dataset, as for `load_translations`.
 
     Returns:
         False for a folder, a prefix of text files and a Hub name.
@@ -286,9 +287,9 @@ def is_local(dataset: str, source_lang: str, target_lang: str) -> bool:
     """Return whether a dataset is the demo corpus, a folder, a file or a prefix of text files.
 
     Args:
-        dataset: Argument of `load_translations`.
-        source_lang: Argument of `load_translations`.
-        target_lang: Argument of `load_translations`.
+        dataset: Name or path of a dataset, as for `load_translations`.
+        source_lang: Language to translate from.
+        target_lang: Language to translate into.
 
     Returns:
         False for a dataset that can only be on the Hub.
@@ -303,9 +304,9 @@ def is_available_offline(dataset: str, source_lang: str, target_lang: str) -> bo
     """Return whether a dataset can be loaded without a download.
 
     Args:
-        dataset: Argument of `load_translations`.
-        source_lang: Argument of `load_translations`.
-        target_lang: Argument of `load_translations`.
+        dataset: Name or path of a dataset, as for `load_translations`.
+        source_lang: Language to translate from.
+        target_lang: Language to translate into.
 
     Returns:
         False for a dataset on the Hub that was not loaded before.
@@ -317,9 +318,9 @@ def is_hub_name(dataset: str, source_lang: str, target_lang: str) -> bool:
     """Return whether a dataset has a Hub name and is not local, so that others can find it there.
 
     Args:
-        dataset: Argument of `load_translations`.
-        source_lang: Argument of `load_translations`.
-        target_lang: Argument of `load_translations`.
+        dataset: Name or path of a dataset, as for `load_translations`.
+        source_lang: Language to translate from.
+        target_lang: Language to translate into.
 
     Returns:
         False for a local dataset, and for a name that the Hub does not allow.
@@ -334,11 +335,11 @@ def dataset_commit(
     """Find the commit of a dataset on the Hub.
 
     Args:
-        dataset: Argument of `load_translations`, which has loaded the dataset.
-        name: Argument of `load_translations`.
-        revision: Argument of `load_translations`.
-        source_lang: Argument of `load_translations`.
-        target_lang: Argument of `load_translations`.
+        dataset: Dataset that `load_translations` has loaded.
+        name: Configuration of the dataset.
+        revision: Commit, branch or tag of a dataset on the Hub.
+        source_lang: Language to translate from.
+        target_lang: Language to translate into.
 
     Returns:
         Commit hash of the revision; None for a dataset that is not on the Hub.
@@ -472,9 +473,9 @@ def describe_pair_files(dataset: str, source_lang: str, target_lang: str) -> str
     """List the tables, memories and pairs of text files in a folder, for an error.
 
     Args:
-        dataset: Argument of `load_translations`.
-        source_lang: Argument of `load_translations`.
-        target_lang: Argument of `load_translations`.
+        dataset: Path of the folder.
+        source_lang: Language to translate from.
+        target_lang: Language to translate into.
 
     Returns:
         Names of the files, and how to read text files by their prefix; an empty string without

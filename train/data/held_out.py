@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .corpus import texts_of
-from .pairs import GARBLED
+from .mojibake import GARBLED
 
 
 def hold_out(

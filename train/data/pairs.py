@@ -9,7 +9,6 @@ import hashlib
 import logging
 import math
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,65 +24,19 @@ from transformers import PreTrainedTokenizerBase
 from ...tokenization import bpe_dropout
 from ...tokenization.bpe_dropout import BpeDropout
 from ...tokenization.learning import tokenizer_hash
+from . import mojibake
 from .cache import ensure_cached_file
 from .corpus import text_hash, texts_of
+from .mojibake import GARBLED
 
 logger = logging.getLogger(__name__)
 
 # source files that determine the cached token ids and verdicts, and are part of the cache key
-CODE_FILES = (__file__, bpe_dropout.__file__)
+CODE_FILES = (__file__, mojibake.__file__, bpe_dropout.__file__)
 
 # verdicts on a pair: it is kept, or it is dropped for the first of these reasons that applies
 VERDICTS = ("kept", "wrong_encoding", "empty", "leak", "too_long", "length_ratio", "duplicate")
 KEPT, WRONG_ENCODING, EMPTY, LEAK, TOO_LONG, LENGTH_RATIO, DUPLICATE = range(len(VERDICTS))
-# `GARBLED` finds mojibake: UTF-8 text that was decoded as Windows-1252, so that each byte of a
-# character became a character of its own. `_CONTINUATIONS` are the characters of the continuation
-# bytes, 0x80 to 0xBF, without the bytes that Windows-1252 leaves undefined
-_CONTINUATIONS = bytes(
-    byte for byte in range(0x80, 0xC0) if byte not in b"\x81\x8d\x8f\x90\x9d"
-).decode("cp1252")
-# the two groups of characters of `_CONTINUATIONS` that correct text can contain after a word in
-# capital letters, such as the closing quotation mark, a symbol, in «ALEMÃ»
-_PUNCTUATION = "\u2026\u2019\u201c\u201d\u2013\u2014"
-_SYMBOLS = "\xa0\xad«»°§®·\u00b4²³™\u2039\u203a"
-_CAPITAL_LETTERS, _SMALL_LETTERS = (
-    "".join(filter(has_case, map(chr, [*range(0x250), *range(0x1E00, 0x1F00)])))
-    for has_case in (str.isupper, str.islower)
-)
-# all patterns begin with this set of characters, so a search skips quickly to the next one of them;
-# each alternative then checks by a lookbehind which of these characters it was
-GARBLED = re.compile(
-    "[\ufffd\x80-\x9f\0ÂÃÅâ](?:{})".format(
-        "|".join(
-            pattern.format(
-                clear=re.escape("".join(sorted({*_CONTINUATIONS} - {*_PUNCTUATION, *_SYMBOLS}))),
-                second=re.escape(_CONTINUATIONS),
-                marks=_PUNCTUATION,
-                symbols=_SYMBOLS,
-                capitals=_CAPITAL_LETTERS,
-                small=_SMALL_LETTERS,
-            )
-            for pattern in (
-                # a replacement character, a C1 control character, or a NUL byte of UTF-16 text
-                "(?<=[\ufffd\x80-\x9f\0])",
-                "(?<=[ÂÃ])[{clear}]",
-                "(?<=â)€[{second}]",
-                "(?<=Å)[{marks}](?=[{small}])",
-                # a letter inside or at the start of a word in lower case
-                "(?<=[{small}]Ã)[{marks}{symbols}]",
-                "(?<=Ã)(?<![{capitals}]Ã)[{marks}{symbols}](?=[{small}])",
-                # the word à, whose second byte becomes a no-break space
-                "(?<=Ã)(?<!\\SÃ)\xa0(?!\\S)",
-                # a symbol such as ° or ». In correct text, a symbol can follow Â if Â ends a word
-                # in capital letters, begins the text, or follows an opening quotation mark
-                "(?<=[^{capitals}«\u201c\u2018\u201e\"'(]Â)[{symbols}]",
-                # N° (number), where N is not the end of a word
-                "(?<=NÂ)(?<![^\\W\\d_]NÂ)°",
-            )
-        )
-    )
-)
-
 _TOKEN_IDS = datasets.List(datasets.Value("int32"))
 FEATURES = datasets.Features(
     {
@@ -199,10 +152,11 @@ def encode_table(
         table: Rows with the column "translation".
         indices: Indices of the rows in the split; with the normal segmentation only the first one
             is read.
-        split: Argument of `encode_pairs`.
-        tokenizer: Argument of `encode_pairs`.
+        split: Name of the split. In "train", bytes that are not UTF-8 are replaced instead of
+            refused.
+        tokenizer: Fast tokenizer that ends each sentence with its end token.
         languages: Source and target language.
-        segmentation: Argument of `encode_pairs`.
+        segmentation: Segmentation by BPE-dropout; None for the normal segmentation.
 
     Returns:
         Columns of `FEATURES`.
@@ -510,12 +464,15 @@ def prepare_pairs(
 
     Args:
         corpora: Corpora in the normal segmentation, from `encode_pairs`.
-        max_length: Argument of `filter_pairs`.
-        max_length_ratio: Argument of `filter_pairs`.
-        drop_duplicates: Argument of `filter_pairs`, applied across the corpora.
+        max_length: Maximum number of tokens of either side, end token included.
+        max_length_ratio: Maximum ratio of the longer side to the shorter side, in tokens without
+            end tokens.
+        drop_duplicates: Keep only the first of several pairs with the same text, in all corpora
+            together.
         segmented_corpora: The same corpora with BPE-dropout, from `encode_pairs`: all corpora in
             the first segmentation, then all corpora in the second, and so on.
-        leaking_pairs: Argument of `filter_pairs`; a pair is counted over all corpora.
+        leaking_pairs: Indices, over all corpora, of the pairs to drop because they contain a
+            sentence of an evaluation split.
 
     Returns:
         Pairs of all corpora: those of `segmented_corpora` if it is given, otherwise those of

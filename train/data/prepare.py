@@ -12,12 +12,12 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..config import TrainConfig
-from .batches import Collator, TrainingSteps, compute_shares
+from .batches import BatchPlan, Collator, TrainingSteps, compute_shares
 from .corpus import dataset_commit, describe_pair_files, load_translations, text_hash, texts_of
 from .held_out import drop_overlapping_pairs, hold_out
 from .leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find_leaks
+from .mojibake import GARBLED
 from .pairs import (
-    GARBLED,
     Pairs,
     Segmentation,
     count_verdicts,
@@ -196,9 +196,9 @@ def _load_corpus(corpus: dict[str, Any], config: TrainConfig) -> dict[str, datas
         corpus["name"],
         config.source_lang,
         config.target_lang,
-        corpus["revision"],
-        config.streaming,
-        corpus["columns"],
+        revision=corpus["revision"],
+        streaming=config.streaming,
+        columns=corpus["columns"],
     )
 
 
@@ -330,49 +330,68 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         ValueError: If no pair of a corpus is kept, most pairs of a corpus have a wrong encoding, or
             a setting such as `best_metric` needs a validation split and there is none.
     """
-    languages = (config.source_lang, config.target_lang)
-    commits = ", ".join(commit or "none" for commit in texts.commits)
-    validation, validation_sha256 = None, "none"
+    validation, validation_sha256 = _prepare_validation(config, texts, tokenizer)
+    facts = {
+        "validation_sha256": validation_sha256,
+        "dataset_commit": ", ".join(commit or "none" for commit in texts.commits),
+    }
+    if config.validation_pairs is not None:
+        facts["held_out"] = _describe_held_out(config.validation_pairs, texts)
+        logger.info("held out: %s", facts["held_out"])
+    facts["leaks"] = _report_leaks(config, texts)
+    if config.streaming:
+        facts["cleaning"] = "counted in metrics.jsonl"
+        return Data(texts, tokenizer, None, [], validation, facts)
+    pairs, corpus_sizes = _prepare_training(config, texts, tokenizer)
+    facts = {
+        "text_sha256": ", ".join(texts.hashes),
+        **facts,
+        "cleaning": _report_cleaning(texts, pairs, corpus_sizes),
+    }
+    return Data(texts, tokenizer, pairs, corpus_sizes, validation, facts)
+
+
+def _prepare_validation(
+    config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Pairs | None, str]:
+    """Return the validation pairs and the hash of their text; None and "none" without a split."""
     if texts.validation is not None:
-        validation_sha256 = text_hash(texts.validation, languages, "validation")
+        validation_sha256 = text_hash(texts.validation, texts.languages, "validation")
         encoded_validation = encode_pairs(
-            texts.validation, "validation", tokenizer, *languages, validation_sha256
+            texts.validation, "validation", tokenizer, *texts.languages, validation_sha256
         )
         validation = Pairs(encoded_validation, filter_pairs(encoded_validation, config.max_length))
         counts = count_verdicts(validation.verdicts)
         refuse_unusable(counts, "validation")
         logger.info("validation pairs: %s", format_counts(counts))
-    else:
-        hint = "" if config.streaming else " To hold out 1,000 pairs, set --validation_pairs 1000."
-        if config.best_metric or config.validation_sample:
-            setting = "best_metric" if config.best_metric else "validation_sample"
-            raise ValueError(
-                f"{setting} must be null for {texts.names[0]}, which has no split 'validation'."
-                f"{hint}"
-            )
-        logger.warning(
-            "%s has no split 'validation': there is no validation loss.%s", texts.names[0], hint
+        return validation, validation_sha256
+    hint = "" if config.streaming else " To hold out 1,000 pairs, set --validation_pairs 1000."
+    if config.best_metric or config.validation_sample:
+        setting = "best_metric" if config.best_metric else "validation_sample"
+        raise ValueError(
+            f"{setting} must be null for {texts.names[0]}, which has no split 'validation'.{hint}"
         )
-    shared_facts = {"validation_sha256": validation_sha256, "dataset_commit": commits}
-    if config.validation_pairs is not None:
-        excluded_counts = (
-            texts.left_out_counts[0] - config.validation_pairs,
-            *texts.left_out_counts[1:],
-        )
-        shared_facts["held_out"] = (
-            f"{config.validation_pairs:,} pairs for validation; left out with one of their "
-            "sentences: "
-            + ", ".join(
-                f"{count:,} of {name}"
-                for count, name in zip(excluded_counts, texts.names, strict=True)
-            )
-        )
-        logger.info("held out: %s", shared_facts["held_out"])
+    logger.warning(
+        "%s has no split 'validation': there is no validation loss.%s", texts.names[0], hint
+    )
+    return None, "none"
+
+
+def _describe_held_out(num_pairs: int, texts: Texts) -> str:
+    first_count, *other_counts = texts.left_out_counts
+    excluded_counts = (first_count - num_pairs, *other_counts)
+    exclusions = ", ".join(
+        f"{count:,} of {name}" for count, name in zip(excluded_counts, texts.names, strict=True)
+    )
+    return f"{num_pairs:,} pairs for validation; left out with one of their sentences: {exclusions}"
+
+
+def _report_leaks(config: TrainConfig, texts: Texts) -> str:
+    """Log and describe the evaluation sentences that the training text contains."""
     if config.streaming:
-        shared_facts["leaks"] = describe_leaks(STREAMED_TEXT_REASON)
-        logger.warning("sentences in the training text: %s", shared_facts["leaks"])
-        facts = {**shared_facts, "cleaning": "counted in metrics.jsonl"}
-        return Data(texts, tokenizer, None, [], validation, facts)
+        leaks = describe_leaks(STREAMED_TEXT_REASON)
+        logger.warning("sentences in the training text: %s", leaks)
+        return leaks
     leak_counts = {
         split: count_leaks(texts.leak_hits_of(split)) for split in texts.evaluation_texts
     }
@@ -384,24 +403,32 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
             "These sentences can make the scores too high. `--drop_leaks true` leaves the pairs "
             "that contain them out of training."
         )
-    shared_facts["leaks"] = "; ".join(leak_lines) or "none"
-    encoded_corpora = [
-        encode_pairs(rows, "train", tokenizer, *languages, text_sha256)
-        for rows, text_sha256 in zip(texts.train, texts.hashes, strict=True)
-    ]
-    corpus_sizes = [len(corpus) for corpus in encoded_corpora]
-    segmented_corpora = [
-        encode_pairs(rows, "train", tokenizer, *languages, text_sha256, segmentation)
-        for segmentation in _segmentations(config)
-        for rows, text_sha256 in zip(texts.train, texts.hashes, strict=True)
-    ]
-    leaking_pairs = np.unique(texts.leak_hits[:, PAIR]) if config.drop_leaks else None
+    return "; ".join(leak_lines) or "none"
+
+
+def _prepare_training(
+    config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Pairs, list[int]]:
+    """Encode and filter the training text; return the pairs, and the size of each corpus."""
+
+    def encode(segmentation: Segmentation | None = None) -> list[datasets.Dataset]:
+        return [
+            encode_pairs(rows, "train", tokenizer, *texts.languages, text_sha256, segmentation)
+            for rows, text_sha256 in zip(texts.train, texts.hashes, strict=True)
+        ]
+
+    corpora = encode()
     pairs = prepare_pairs(
-        encoded_corpora,
+        corpora,
         **_filter_settings(config),
-        segmented_corpora=segmented_corpora,
-        leaking_pairs=leaking_pairs,
+        segmented_corpora=list(itertools.chain(*map(encode, _segmentations(config)))),
+        leaking_pairs=np.unique(texts.leak_hits[:, PAIR]) if config.drop_leaks else None,
     )
+    return pairs, [len(corpus) for corpus in corpora]
+
+
+def _report_cleaning(texts: Texts, pairs: Pairs, corpus_sizes: list[int]) -> str:
+    """Log and describe how many pairs of each corpus are kept; refuse an unusable corpus."""
     cleaning_lines = []
     corpus_bounds = itertools.pairwise(itertools.accumulate(corpus_sizes, initial=0))
     for name, (first, last) in zip(texts.names, corpus_bounds, strict=True):
@@ -409,12 +436,7 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         cleaning_lines.append(f"{name}: {format_counts(counts)}")
         logger.info("training pairs of %s", cleaning_lines[-1])
         refuse_unusable(counts, name)
-    facts = {
-        "text_sha256": ", ".join(texts.hashes),
-        **shared_facts,
-        "cleaning": "; ".join(cleaning_lines),
-    }
-    return Data(texts, tokenizer, pairs, corpus_sizes, validation, facts)
+    return "; ".join(cleaning_lines)
 
 
 def _segmentations(config: TrainConfig) -> list[Segmentation]:
@@ -450,7 +472,8 @@ def make_steps(
         num_processes: Number of processes.
         process_index: Index of this process.
         position: Position in the streams from which a streamed run resumes; None for other runs.
-        launch_tokens: Argument of `batches.split_step`.
+        launch_tokens: Launch overhead of a micro-batch on the device, in tokens; with 0, no groups
+            share a micro-batch.
 
     Returns:
         Steps of this process.
@@ -459,32 +482,34 @@ def make_steps(
         ValueError: If the longest sentence has more tokens than `tokens_per_step`, or the streams
             have no usable pair, or their text has changed since the run was interrupted.
     """
-    shared_arguments: dict[str, Any] = {
-        "collator": collator,
-        "tokens_per_step": config.tokens_per_step,
-        "length_groups_per_step": config.length_groups_per_step,
-        "tokens_per_micro_batch": config.tokens_per_micro_batch,
-        "block_pairs": config.block_pairs,
-        "seed": config.seed,
-        "num_processes": num_processes,
-        "process_index": process_index,
-        "launch_tokens": launch_tokens,
-        "weights": data.texts.corpus_weights,
-    }
+    # not None, because the caller has filled in a size that fits into memory
+    tokens_per_micro_batch: Any = config.tokens_per_micro_batch
+    plan = BatchPlan(
+        collator=collator,
+        tokens_per_step=config.tokens_per_step,
+        length_groups_per_step=config.length_groups_per_step,
+        tokens_per_micro_batch=tokens_per_micro_batch,
+        block_pairs=config.block_pairs,
+        seed=config.seed,
+        num_processes=num_processes,
+        process_index=process_index,
+        launch_tokens=launch_tokens,
+    )
     if data.pairs is not None:
-        num_segmentations = len(_segmentations(config)) or 1
         return TrainingSteps(
             data.pairs,
+            plan,
             corpus_sizes=data.corpus_sizes,
-            num_segmentations=num_segmentations,
-            **shared_arguments,
+            weights=data.texts.corpus_weights,
+            num_segmentations=len(_segmentations(config)) or 1,
         )
     return StreamedSteps(
         data.texts.train,
+        plan,
+        weights=data.texts.corpus_weights,
         tokenizer=data.tokenizer,
         languages=(config.source_lang, config.target_lang),
         filter_settings=_filter_settings(config),
         position=position,
         leak_finder=data.texts.leak_finder if config.drop_leaks else None,
-        **shared_arguments,
     )

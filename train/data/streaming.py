@@ -24,7 +24,8 @@ import pyarrow as pa
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .batches import Block, Collator, StepData, count_steps, refuse_longest
+from ..run_folder.run_state import STREAM_POSITIONS
+from .batches import BatchPlan, Block, StepData, count_steps, refuse_longest
 from .corpus import texts_of
 from .leaks import PAIR, LeakFinder
 from .pairs import (
@@ -124,21 +125,14 @@ class StreamedSteps(torch.utils.data.Dataset):
 
     Args:
         corpora: Corpora to read.
+        plan: Settings of the steps, and the share of this process. A block has about `block_pairs`
+            pairs before filtering.
         weights: Relative share of each corpus in a block; None for a single corpus.
-        tokenizer: Argument of `encode_pairs`.
+        tokenizer: Tokenizer of the model.
         languages: Source and target language.
-        filter_settings: Arguments of `filter_pairs`.
-        collator: Collator that makes the tensors of a micro-batch.
-        tokens_per_step: Argument of `TrainingSteps`.
-        length_groups_per_step: Argument of `plan_steps`.
-        tokens_per_micro_batch: Argument of `split_step`.
-        block_pairs: Approximate number of pairs in a block before filtering.
-        seed: Seed of the run.
-        num_processes: Argument of `split_step`.
-        process_index: Index of this process.
+        filter_settings: Limits of `filter_pairs`, by the name of its argument.
         position: Position to resume from, from the `StepData` of an earlier step; by default the
             beginning.
-        launch_tokens: Argument of `split_step`.
         leak_finder: Finder of evaluation sentences; a training pair that contains one is dropped.
             None to drop no such pair.
 
@@ -155,41 +149,29 @@ class StreamedSteps(torch.utils.data.Dataset):
     def __init__(
         self,
         corpora: Sequence[datasets.IterableDataset],
+        plan: BatchPlan,
+        *,
         weights: Sequence[float] | None,
         tokenizer: PreTrainedTokenizerBase,
         languages: Sequence[str],
         filter_settings: dict[str, Any],
-        collator: Collator,
-        tokens_per_step: int,
-        length_groups_per_step: int,
-        tokens_per_micro_batch: int,
-        block_pairs: int,
-        seed: int,
-        num_processes: int = 1,
-        process_index: int = 0,
         position: dict[str, Any] | None = None,
-        launch_tokens: int = 0,
         leak_finder: LeakFinder | None = None,
     ):
         self.corpora = corpora
+        self.plan = plan
         self.tokenizer = tokenizer
         self.languages = languages
         self.filter_settings = filter_settings
-        self.collator = collator
-        self.tokens_per_step = tokens_per_step
-        self.length_groups_per_step = length_groups_per_step
-        self.tokens_per_micro_batch = tokens_per_micro_batch
         weights = [1.0] if weights is None else weights
-        self._corpus_shares = [block_pairs * weight / sum(weights) for weight in weights]
-        self.seed = seed
-        self.num_processes = num_processes
-        self.process_index = process_index
-        self.launch_tokens = launch_tokens
+        self._corpus_shares = [plan.block_pairs * weight / sum(weights) for weight in weights]
         self.leak_finder = leak_finder
         self._start_position = position or {
             "block": 0,
             "first_step": 0,
-            "places": [Stream(rows, seed, index).position for index, rows in enumerate(corpora)],
+            STREAM_POSITIONS: [
+                Stream(rows, plan.seed, index).position for index, rows in enumerate(corpora)
+            ],
             "counts": {},
         }
         # load the first block now, to refuse unusable text before the training. Forked workers
@@ -244,15 +226,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         step_index = steps_done - self._position["first_step"]
         # read the same share of the next block, so that it is complete when this block ends
         self._read_pairs((step_index + 1) / len(self._block.steps))
-        batches = self._block.make_micro_batches(
-            step_index,
-            self.collator,
-            self.tokens_per_micro_batch,
-            self.num_processes,
-            self.process_index,
-            self.launch_tokens,
-        )
-        return StepData(batches, self._position)
+        return StepData(self._block.make_micro_batches(step_index, self.plan), self._position)
 
     def _load_first_block(self):
         self._block = self._tables = None
@@ -278,12 +252,18 @@ class StreamedSteps(torch.utils.data.Dataset):
             positions = (
                 self._stream_positions
                 if any(self._encoded_tables)
-                else self._next_position["places"]
+                else self._next_position[STREAM_POSITIONS]
             )
             # read at most a corpus's share of a block at once: the surplus of a larger read could
             # be the whole share of the next block
             self._streams = [
-                Stream(rows, self.seed, corpus_index, position, max(1, min(READ_PAIRS, int(share))))
+                Stream(
+                    rows,
+                    self.plan.seed,
+                    corpus_index,
+                    position,
+                    max(1, min(READ_PAIRS, int(share))),
+                )
                 for corpus_index, (rows, position, share) in enumerate(
                     zip(self.corpora, positions, self._corpus_shares, strict=True)
                 )
@@ -293,7 +273,7 @@ class StreamedSteps(torch.utils.data.Dataset):
             self._streams,
             self._tables,
             self._encoded_tables,
-            self._next_position["places"],
+            self._next_position[STREAM_POSITIONS],
             self._corpus_shares,
             strict=True,
         ):
@@ -365,18 +345,18 @@ class StreamedSteps(torch.utils.data.Dataset):
         self._block = None
         if len(pair_indices):
             longer_lengths = np.maximum(pairs.source_lengths, pairs.target_lengths)[pair_indices]
-            refuse_longest(int(longer_lengths.max()), self.tokens_per_step)
+            refuse_longest(int(longer_lengths.max()), self.plan.tokens_per_step)
             self._block = Block(
                 pairs,
                 pair_indices,
-                count_steps(int(longer_lengths.sum()), self.tokens_per_step),
-                self.length_groups_per_step,
-                np.random.default_rng([self.seed, 4, self._position["block"]]),
+                count_steps(int(longer_lengths.sum()), self.plan.tokens_per_step),
+                self.plan.length_groups_per_step,
+                np.random.default_rng([self.plan.seed, 4, self._position["block"]]),
             )
         num_steps = len(self._block.steps) if self._block else 0
         self._next_position = {
             "block": self._position["block"] + 1,
             "first_step": self._position["first_step"] + num_steps,
-            "places": self._stream_positions,
+            STREAM_POSITIONS: self._stream_positions,
             "counts": dict(Counter(self._position["counts"]) + Counter(counts)),
         }

@@ -217,7 +217,7 @@ def max_micro_batch_tokens(
         num_parameters: Number of parameters that this process stores.
         device: Device of this process.
         num_processes: Number of processes.
-        uses_fused_loss: Argument of `bytes_per_token`.
+        uses_fused_loss: Whether the loss is computed without keeping all logits.
 
     Returns:
         Maximum number of source tokens, and of target tokens, padding included; at least

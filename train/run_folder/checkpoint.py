@@ -21,24 +21,14 @@ from transformers import PreTrainedModel
 from ...atomic_files import (
     finish,
     free_space,
+    is_disk_full,
     make_folder,
     remove,
     to_disk,
     unfinished_path,
     write_atomically,
 )
-from ...records import (
-    ANYTHING,
-    NOTHING,
-    NUMBER,
-    TEXT,
-    TRUTH,
-    list_of,
-    mapping,
-    or_null,
-    read_json,
-    whole_number,
-)
+from ...records import NUMBER, TEXT, TRUTH, mapping, read_json, whole_number
 from ...weight_checks import UNREADABLE, check_stored
 
 STATE_FILE = "state.json"
@@ -58,29 +48,6 @@ logger = logging.getLogger(__name__)
 # regular expression for the names of files inside the checkpoint folder. It allows no path, so that
 # a changed state cannot name a file elsewhere
 FILE_NAME_PATTERN = r"(?!\.{1,2}$)[^/\\\0]+"
-COUNTS_SCHEMA = mapping(other_items=whole_number(0))
-WINDOW_SCHEMA = mapping(
-    {
-        "loss": NUMBER,
-        "tokens": whole_number(0),
-        "cells": whole_number(0),
-        "filled_cells": whole_number(0),
-    },
-    other_items=NOTHING,
-)
-STREAM_POSITION_SCHEMA = mapping(
-    {"pass": whole_number(0), "shard": whole_number(0), "pairs": whole_number(0), "state": ANYTHING}
-)
-POSITION_SCHEMA = mapping(
-    {
-        "block": whole_number(0),
-        "first_step": whole_number(0),
-        "counts": COUNTS_SCHEMA,
-        "places": list_of(STREAM_POSITION_SCHEMA, least=1),
-        "block_counts": COUNTS_SCHEMA,
-        "text_sha256": TEXT,
-    }
-)
 STATE_SCHEMA = mapping(
     {
         "step": whole_number(0),
@@ -91,39 +58,15 @@ STATE_SCHEMA = mapping(
         STATE_HASH: TEXT,
     }
 )
-# best checkpoint so far: metric, step, score by this metric, and number of checkpoints after it
-BEST_SCHEMA = mapping(
-    {"metric": TEXT, "step": whole_number(1), "score": NUMBER, "later": whole_number(0)},
-    other_items=NOTHING,
-)
-# cooldown that began earlier than the settings say, so that it ends within `max_minutes`
-COOLDOWN_SCHEMA = mapping(
-    {"steps": whole_number(1), "last_step": whole_number(1), "max_minutes": NUMBER},
-    other_items=NOTHING,
-)
-# entries of the state that a run needs to resume, besides those of `STATE_SCHEMA`
-RUN_STATE_SCHEMA = mapping(
-    {
-        "num_skipped": whole_number(0),
-        "skipped_in_a_row": whole_number(0),
-        "is_save_postponed": TRUTH,
-        "num_processes": whole_number(1),
-        "tokens_per_micro_batch": whole_number(1),
-        "data": mapping(),
-        "window": or_null(WINDOW_SCHEMA),
-        "stream_position": or_null(POSITION_SCHEMA),
-    },
-    {"best_checkpoint": or_null(BEST_SCHEMA), "cooldown": or_null(COOLDOWN_SCHEMA)},
-)
 
 
 def save_checkpoint(
     folder: Path,
-    step: int,
+    state: Mapping[str, Any],
+    *,
     model: PreTrainedModel,
     weights: Mapping[str, Tensor],
     optimizer_state: Mapping[str, Any],
-    state: Mapping[str, Any],
     keep: int,
     keep_seconds: float | None = None,
     best_step: int | None = None,
@@ -139,11 +82,11 @@ def save_checkpoint(
 
     Args:
         folder: Folder of all checkpoints.
-        step: Number of steps done.
+        state: Entries of the state, by name, with the number of steps done in `step` and the
+            training time in `seconds`.
         model: Model, not wrapped, which writes its configuration; its own weights may be sharded.
         weights: Whole weights and persistent buffers of the model, by name.
         optimizer_state: Whole `state_dict` of the optimizer.
-        state: Further entries of the state, by name, with the training time in `seconds`.
         keep: Number of newest regular checkpoints to keep.
         keep_seconds: Length of the last part of the training, in seconds, whose regular checkpoints
             are kept instead of the newest `keep`.
@@ -160,7 +103,7 @@ def save_checkpoint(
         OSError: If the checkpoint cannot be written, on a full disk for example. The checkpoint
             before it stays intact.
     """
-    checkpoint = folder / f"step-{step}"
+    checkpoint = folder / f"step-{state['step']}"
     unfinished = unfinished_path(checkpoint)
     try:
         make_folder(folder)
@@ -173,22 +116,16 @@ def save_checkpoint(
             optimizer_content["scaler"] = scaler.state_dict()
         sha256 = _write_files(unfinished, model, weights, moving_average, optimizer_content)
         sizes = {name: (unfinished / name).stat().st_size for name in sha256}
-        state_entries = {
-            "step": step,
-            "is_stop": is_stop,
-            **state,
-            "sizes": sizes,
-            "sha256": sha256,
-        }
-        write_state(unfinished, state_entries)
+        write_state(unfinished, {**state, "is_stop": is_stop, "sizes": sizes, "sha256": sha256})
         if checkpoint.exists():
             _remove_checkpoint(checkpoint)
         unfinished.rename(checkpoint)
         to_disk(folder)
-    # on a full disk, safetensors raises its own error and torch raises RuntimeError
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except Exception as error:
         free_text = free_space(folder)
         shutil.rmtree(unfinished, ignore_errors=True)
+        if not (isinstance(error, OSError) or is_disk_full(error)):
+            raise
         earlier_checkpoints = checkpoints(folder)
         intact_text = (
             f"{earlier_checkpoints[-1]} is intact"

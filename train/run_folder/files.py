@@ -14,7 +14,7 @@ from ...records import (
     NOTHING,
     NUMBER,
     TEXT,
-    Kind,
+    Schema,
     check,
     either,
     list_of,
@@ -31,7 +31,7 @@ from .environment import ENVIRONMENT_FILE
 METRICS_FILE = "metrics.jsonl"
 SCORES_FILE = "scores.json"
 AVERAGE_FILE = "average.json"
-SETTING_KIND = Kind(
+SETTING_SCHEMA = Schema(
     "a number, text, true, false or null", lambda it: not isinstance(it, list | dict)
 )
 METRICS_SCHEMA = mapping({"step": whole_number(0)}, other_items=or_null(NUMBER))
@@ -76,7 +76,7 @@ TRANSLATION_SCORE_SCHEMA = mapping(
         "sentences": whole_number(1),
         **dict.fromkeys(("bleu", "chrf", "exact_match"), NUMBER),
         **dict.fromkeys(("bleu_signature", "chrf_signature"), TEXT),
-        "search": mapping(other_items=SETTING_KIND),
+        "search": mapping(other_items=SETTING_SCHEMA),
     },
     {
         **dict.fromkeys(("comet", "compound_bleu", "seconds"), NUMBER),

@@ -17,6 +17,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.train.data import batches
 from vanilla_transformer.train.data.batches import (
     IGNORED,
+    BatchPlan,
     Collator,
     TrainingSteps,
     compute_shares,
@@ -237,7 +238,14 @@ def pairs(corpus):
 
 def steps_of(pairs, **options):
     settings = {"tokens_per_step": 300, "length_groups_per_step": 3, "tokens_per_micro_batch": 80}
-    return TrainingSteps(pairs, Collator(0, 1, 260), **{**settings, "seed": 1, **options})
+    settings |= {"block_pairs": 500_000, "seed": 1}
+    of_corpora = {
+        name: options.pop(name)
+        for name in ("corpus_sizes", "weights", "num_segmentations")
+        if name in options
+    }
+    plan = BatchPlan(collator=Collator(0, 1, 260), **{**settings, **options})
+    return TrainingSteps(pairs, plan, **of_corpora)
 
 
 def sentences(batches):

@@ -296,7 +296,7 @@ def test_the_hash_of_a_text_does_not_depend_on_its_storage(corpus, tmp_path):
 def test_a_revision_of_a_local_dataset_is_refused(dataset, corpus):
     dataset = str(corpus) if dataset == "a folder" else dataset
     with pytest.raises(ValueError, match=r"revision must be null because .* got 'v1'"):
-        load_translations(dataset, None, "en", "de", "v1")
+        load_translations(dataset, None, "en", "de", revision="v1")
 
 
 def wmt14(validation, test, name="de-en"):

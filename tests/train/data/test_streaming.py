@@ -15,7 +15,7 @@ from train_toys import prepared, write_texts
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.train.data import streaming
-from vanilla_transformer.train.data.batches import Collator
+from vanilla_transformer.train.data.batches import BatchPlan, Collator
 from vanilla_transformer.train.data.corpus import load_translations
 from vanilla_transformer.train.data.prepare import load_texts, vocabulary_texts
 from vanilla_transformer.train.data.streaming import Stream, StreamedSteps
@@ -23,6 +23,7 @@ from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.recipe import load_config
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints, read_state
 from vanilla_transformer.train.run_folder.files import read_metrics
+from vanilla_transformer.train.run_folder.run_state import STREAM_POSITIONS
 
 TOKENIZER = VanillaTransformerTokenizer()
 
@@ -49,22 +50,22 @@ def texts(table):
     return table and [pair["en"] for pair in table["translation"].to_pylist()]
 
 
-def steps_of(corpora, weights=None, rules=None, **options):
+def steps_of(corpora, weights=None, rules=None, position=None, **options):
+    settings = {
+        "tokens_per_step": 60,
+        "length_groups_per_step": 3,
+        "tokens_per_micro_batch": 60,
+        "block_pairs": 40,
+        "seed": 1,
+    }
     return StreamedSteps(
         corpora,
-        weights,
-        TOKENIZER,
-        ["en", "de"],
-        {"max_length": 60, **(rules or {})},
-        Collator(0, 1, 260),
-        **{
-            "tokens_per_step": 60,
-            "length_groups_per_step": 3,
-            "tokens_per_micro_batch": 60,
-            "block_pairs": 40,
-            "seed": 1,
-            **options,
-        },
+        BatchPlan(collator=Collator(0, 1, 260), **{**settings, **options}),
+        weights=weights,
+        tokenizer=TOKENIZER,
+        languages=["en", "de"],
+        filter_settings={"max_length": 60, **(rules or {})},
+        position=position,
     )
 
 
@@ -105,14 +106,14 @@ def test_a_pass_has_every_pair_once_and_reads_the_files_in_a_new_order():
 @pytest.mark.parametrize("sizes", [[23], [9, 4, 1, 6, 3], [4, 4]])
 def test_a_stream_resumes_at_any_position(sizes):
     stream = Stream(numbered(sizes), seed=1, corpus_index=0)
-    places, read = [], []
+    positions, read = [], []
     for table in stream.tables():
         read.append(texts(table))
-        places.append(json.loads(json.dumps(stream.position)))
+        positions.append(json.loads(json.dumps(stream.position)))
         if len(read) > 20:
             break
-    for index, place in enumerate(places[:-4]):
-        other = Stream(numbered(sizes), seed=1, corpus_index=0, position=place).tables()
+    for index, position in enumerate(positions[:-4]):
+        other = Stream(numbered(sizes), seed=1, corpus_index=0, position=position).tables()
         assert [texts(next(other)) for _ in range(4)] == read[index + 1 : index + 5]
 
 
@@ -135,7 +136,7 @@ def test_a_corpus_smaller_than_a_block_is_a_block():
     first = 0
     for block in range(3):
         assert steps[first].position["block"] == block
-        assert steps[first].position["places"][0]["pass"] == block
+        assert steps[first].position[STREAM_POSITIONS][0]["pass"] == block
         last = first + len(steps._block.steps)
         assert sorted(itertools.chain(*seen(steps, first, last))) == whole
         first = last
@@ -163,7 +164,7 @@ def test_all_processes_and_workers_together_see_the_same_steps(processes, num_wo
         found.append(sentences(batch for part in parts for batch in part.batches))
     assert found == expected
     # the small corpus was read more than once
-    assert parts[0].position["places"][1]["pass"] > 0
+    assert parts[0].position[STREAM_POSITIONS][1]["pass"] > 0
 
 
 @settings(
@@ -183,7 +184,8 @@ def test_a_resumed_stream_equals_an_uninterrupted_one(sizes, block_pairs, stop):
     for index in range(stop, 24):
         item = resumed[index]
         assert sentences(item.batches) == sentences(items[index].batches)
-        assert {**item.position, "places": 0} == {**items[index].position, "places": 0}
+        without_streams = {STREAM_POSITIONS: 0}
+        assert item.position | without_streams == items[index].position | without_streams
 
 
 def test_a_corpus_has_its_share_of_the_blocks():

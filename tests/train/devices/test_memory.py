@@ -28,6 +28,7 @@ from vanilla_transformer.train.devices.memory import (
 )
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints, read_state
+from vanilla_transformer.train.run_folder.run_state import RunState
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -60,7 +61,7 @@ prepared = accelerator.prepare(model, optimizer)
 prepared[0].train()
 for _ in range(2):
     scheduler = make_scheduler(optimizer, learning_rate_of(TrainConfig(), config.d_model))
-    training_step(accelerator, *prepared, scheduler, [mask_for_sdpa(batch)], 0.1)
+    training_step(accelerator, *prepared, scheduler, [mask_for_sdpa(batch)], label_smoothing=0.1)
 print(json.dumps([model.num_parameters(), (kilobytes("VmHWM") - before) * 1024]))
 """
 SMALL = {"hidden_size": 128, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "vocab_size": 10_000}
@@ -214,10 +215,9 @@ def test_other_processes_have_other_memory(corpus, tmp_path, monkeypatch):
     free = train_toys.toy_config(corpus, tmp_path, tokens_per_micro_batch=None)
     fixed = train_toys.toy_config(corpus, tmp_path, tokens_per_micro_batch=90)
 
-    def tokens(config, **given):
-        state = {"tokens_per_micro_batch": None, **given}
+    def tokens(config, **saved):
         return setup._fill_in_micro_batch_size(
-            config, accelerator, model, state
+            config, accelerator, model, RunState(**saved)
         ).tokens_per_micro_batch
 
     assert tokens(free) == 300

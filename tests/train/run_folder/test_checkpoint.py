@@ -43,8 +43,9 @@ def save(folder, step, seed=0, keep=5, is_stop=False):
     model = make_model(seed)
     optimizer = make_optimizer(model)
     weights, state = dict(model.named_parameters()), optimizer.state_dict()
-    notes = {"note": "x", "seconds": 0.0}
-    save_checkpoint(folder, step, model, weights, state, notes, keep, is_stop=is_stop)
+    notes = {"step": step, "note": "x", "seconds": 0.0}
+    files = {"model": model, "weights": weights, "optimizer_state": state}
+    save_checkpoint(folder, notes, **files, keep=keep, is_stop=is_stop)
     return model, optimizer
 
 
@@ -209,6 +210,19 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_names_it(tmp_path, monkeypat
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
     assert len(checkpoints(tmp_path)) == 1
+
+
+def test_an_error_that_is_not_of_the_disk_keeps_its_words_and_leaves_no_files(
+    tmp_path, monkeypatch
+):
+    def fail(*args, **options):
+        raise RuntimeError("tensors on two devices")
+
+    save(tmp_path, 4)
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError, match=r"^tensors on two devices$"):
+        save(tmp_path, 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
