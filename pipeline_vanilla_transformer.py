@@ -74,6 +74,8 @@ PACKAGE_SEARCH_SETTINGS = ("length_penalty_alpha", "max_extra_tokens")
 DEFAULT_SEARCH = {"num_beams": 4, "max_new_tokens": 256}
 # default `max_length` of transformers
 LIBRARY_MAX_LENGTH = 20
+# a tokenizer stores the truncation, padding and languages of a call while it tokenizes, so only one
+# thread may call it
 _TOKENIZER_LOCK = Lock()
 
 logger = logging.getLogger(__name__)
@@ -389,11 +391,9 @@ class TranslationPipeline(Pipeline):
         self._check_texts(texts)
         if not texts:
             return []
-        if hasattr(self.tokenizer, "_build_translation_inputs"):
-            with _TOKENIZER_LOCK:
+        with _TOKENIZER_LOCK:
+            if hasattr(self.tokenizer, "_build_translation_inputs"):
                 self.tokenizer.tgt_lang = tgt_lang
-                ids = self.tokenizer(text_target=texts)["input_ids"]
-        else:
             ids = self.tokenizer(text_target=texts)["input_ids"]
         max_tokens = max_source_tokens(self.model.config)
         self._check_token_ids(texts, ids, max_tokens, "a translation")
@@ -557,13 +557,13 @@ class TranslationPipeline(Pipeline):
     ) -> dict[str, Any]:
         build_inputs = getattr(self.tokenizer, "_build_translation_inputs", None)
         if build_inputs is None:
-            return {"input_ids": self.tokenizer(texts, **truncation_settings)["input_ids"]}
+            with _TOKENIZER_LOCK:
+                return {"input_ids": self.tokenizer(texts, **truncation_settings)["input_ids"]}
         if src_lang is None or tgt_lang is None:
             raise ValueError(
                 "src_lang and tgt_lang must be given for a multilingual model, from "
                 f"{', '.join(language_codes(self.tokenizer))}."
             )
-        # the tokenizer stores the languages of its last call, so only one thread may call it
         with _TOKENIZER_LOCK:
             encoded = build_inputs(
                 texts,
@@ -776,7 +776,8 @@ class TranslationPipeline(Pipeline):
         )
         stop_text = parameters.pop("stop_sequence", None)
         if stop_text is not None:
-            stop_ids = self.tokenizer.encode(stop_text, add_special_tokens=False)
+            with _TOKENIZER_LOCK:
+                stop_ids = self.tokenizer.encode(stop_text, add_special_tokens=False)
             parameters["eos_token_id"] = stop_ids[0]
         return prepare_settings, parameters, output_settings
 
@@ -1123,7 +1124,8 @@ def languages_of(task: str) -> dict[str, str]:
 
 
 def _byte_vocabulary(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> ByteVocabulary:
-    return ByteVocabulary(token_bytes(tokenizer))
+    with _TOKENIZER_LOCK:
+        return ByteVocabulary(token_bytes(tokenizer))
 
 
 def model_languages(

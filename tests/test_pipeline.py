@@ -4,6 +4,7 @@ import copy
 import itertools
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import datasets
@@ -390,6 +391,23 @@ def test_threads_that_translate_with_one_model_leave_it_in_the_mode_it_had(small
         thread.join()
     assert modes == [False] * 3
     assert [module.training for module in model.modules()] == before
+
+
+def test_threads_that_truncate_and_threads_that_do_not_share_a_tokenizer(model, tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.model_max_length = 3
+    translate = TranslationPipeline(model, tokenizer, device="cpu")
+    texts = TEXTS[:1] * 50
+    whole = tokenizer(texts)["input_ids"]
+    truncated = [ids[:2] + ids[-1:] for ids in whole]
+    assert len(whole[0]) > 3
+
+    def encode(truncates):
+        return [translate.encode_pairs(texts, texts, truncation=truncates) for _ in range(100)]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(encode, [False, True] * 2))
+    assert found == [[(whole, whole)] * 100, [(truncated, whole)] * 100] * 2
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, "2", True, []])
