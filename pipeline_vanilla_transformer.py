@@ -12,7 +12,7 @@ import operator
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
@@ -33,6 +33,7 @@ from transformers.generation import LogitsProcessorList
 from .alignment_vanilla_transformer import (
     HEADS_FIELD,
     aligned_words,
+    changed,
     default_heads,
     head_weights,
     word_indices,
@@ -47,6 +48,8 @@ from .terms_vanilla_transformer import ByteVocabulary, ForbiddenTerms, token_byt
 TASK = "translation"
 # default maximum number of source tokens in a batch, with padding
 TOKENS_PER_BATCH = 4096
+# maximum number of logits of a step of the search, 0.5 GiB in float32
+MOST_LOGITS_PER_STEP = 2**27
 # number of texts that are read ahead from an iterator, to sort them by length
 TEXTS_PER_WINDOW = 256
 # settings whose value is for all texts, or a list with one value for each text
@@ -98,7 +101,8 @@ class TranslationPipeline(Pipeline):
         model: Encoder-decoder with a language model head.
         tokenizer: Tokenizer of the model.
         task: "translation", or a task with languages such as "translation_en_to_de".
-        batch_size: Maximum number of texts in a batch.
+        batch_size: Maximum number of texts in a batch; a large vocabulary with many beams limits
+            the number further.
         tokens_per_batch: Maximum number of source tokens in a batch, with padding; a longer text is
             a batch of its own.
         **kwargs: Arguments of every pipeline of transformers, such as `device`, settings of a call,
@@ -142,7 +146,8 @@ class TranslationPipeline(Pipeline):
         Args:
             inputs: A text, a list of texts, or a generator, dataset or other iterable of texts,
                 which is read while the translations are read.
-            batch_size: Maximum number of texts in a batch; 1 also turns reading ahead off.
+            batch_size: Maximum number of texts in a batch. With 1, an iterator is also read one
+                text at a time.
             **kwargs: Settings of `generate`, and these settings of a call:
 
                 - `tokens_per_batch`: Maximum number of source tokens in a batch, with padding.
@@ -851,14 +856,7 @@ class TranslationPipeline(Pipeline):
             **encoded,
         }
         num_returned = self._resolve_num_returned(search_settings)
-        # the translation of an empty text is empty; batches overwrite the results of other texts
-        empty_score = {"log_probability": 0.0, "score": 0.0, "token_log_probabilities": []}
-        empty_outputs = {
-            "ids": torch.empty(num_returned, 0, dtype=torch.long),
-            "scores": [empty_score] * num_returned,
-            "alignments": [[]] * num_returned,
-        }
-        results = [self.postprocess(empty_outputs, **call_settings.output_settings) for _ in texts]
+        results: list[list[dict[str, Any]]] = [[] for _ in texts]
         constraints = self._read_constraints(texts, call_settings)
         prompt_ids = [constraint.prompt_ids[1:] for constraint in constraints]
         search_model = self._search_model(
@@ -880,8 +878,28 @@ class TranslationPipeline(Pipeline):
                     bool(constraint.forbidden_terms),
                 )
                 groups[group_key][index] = len(source_ids[index])
-        for lengths in groups.values():
-            for batch in batches_by_length(lengths, **call_settings.batch_settings):
+            else:
+                # the translation of an empty text is empty
+                empty_score = {"log_probability": 0.0, "score": 0.0, "token_log_probabilities": []}
+                empty_outputs = {
+                    "ids": torch.empty(num_returned, 0, dtype=torch.long),
+                    "scores": [empty_score] * num_returned,
+                    "alignments": [[]] * num_returned,
+                }
+                results[index] = self.postprocess(empty_outputs, **call_settings.output_settings)
+        num_beams = self._search_config(search_settings).num_beams
+        # `generate` refuses a wrong number
+        num_beams = num_beams if is_whole(num_beams) else 1
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        for (_, num_term_tokens, _), lengths in groups.items():
+            num_hypotheses = max(num_beams * (1 + num_term_tokens), num_returned)
+            most_texts = max(1, MOST_LOGITS_PER_STEP // (num_hypotheses * vocab_size))
+            batch_size = call_settings.batch_settings["batch_size"] or most_texts
+            batch_settings = {
+                **call_settings.batch_settings,
+                "batch_size": min(batch_size, most_texts),
+            }
+            for batch in batches_by_length(lengths, **batch_settings):
                 inputs = self._pad([source_ids[index] for index in batch])
                 constraint_settings = self._constraint_settings(
                     [constraints[index] for index in batch], search_settings
@@ -1176,14 +1194,7 @@ TranslationPipeline._registered_impl = {
 }
 
 
-# for each model in evaluation mode: the number of threads that use the model, and for each of its
-# modules the training mode to restore
-_EVALUATED: dict[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = {}
-_EVALUATED_LOCK = Lock()
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> AbstractContextManager[None]:
     """Keep a model in evaluation mode within a `with` block, then restore each module's mode.
 
     If several threads use the model, the last one restores the modes.
@@ -1191,26 +1202,22 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     Args:
         model: Any model.
     """
-    with _EVALUATED_LOCK:
-        num_threads, modes_before = _EVALUATED.get(model, (0, []))
-        if not num_threads:
-            modes_before = [(module, module.training) for module in model.modules()]
-            model.eval()
-        _EVALUATED[model] = (num_threads + 1, modes_before)
-    try:
-        yield
-    finally:
-        with _EVALUATED_LOCK:
-            num_threads, modes_before = _EVALUATED.pop(model)
-            if num_threads > 1:
-                _EVALUATED[model] = (num_threads - 1, modes_before)
-            else:
-                if modes_before[0][1]:
-                    # `train` also frees the packed weights of the inference engine
-                    model.train()
-                # modules of the model may have been in different modes
-                for module, training in modes_before:
-                    module.training = training
+    return changed(model, _evaluate)
+
+
+def _evaluate(model: nn.Module) -> Callable[[], None]:
+    modes_before = [(module, module.training) for module in model.modules()]
+
+    def restore():
+        if modes_before[0][1]:
+            # `train` also frees the packed weights of the inference engine
+            model.train()
+        # modules of the model may have been in different modes
+        for module, training in modes_before:
+            module.training = training
+
+    model.eval()
+    return restore
 
 
 def batches_by_length(
