@@ -9,12 +9,14 @@ Shapes: B sources, M translations of these sources, S source tokens, T target to
 layer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -26,25 +28,56 @@ HEADS_FIELD = "alignment_heads"
 KNOWN_ATTENTION = ("transformers.", "vanilla_transformer.")
 # maximum number of heads whose weights are averaged
 MOST_HEADS = 16
+# number of tokens whose texts are computed together; as many tokens before them are decoded again
+TOKENS_PER_WINDOW = 32
+# for each model and each function that has changed it: the number of threads that use the changed
+# model, and the function that undoes the change
+_CHANGED: dict[tuple[nn.Module, Callable], tuple[int, Callable[[], Any]]] = {}
+_CHANGED_LOCK = Lock()
 
 
 @contextmanager
-def returning_weights(model: PreTrainedModel) -> Iterator[None]:
-    """Make the attention of a model return its weights within a `with` block.
+def changed(model: nn.Module, change: Callable[[Any], Callable[[], Any]]) -> Iterator[None]:
+    """Change a model within a `with` block.
+
+    If several threads change the model in the same way, the first one changes it, and the last one
+    undoes the change.
+
+    Args:
+        model: Any model.
+        change: Function that changes a model, and returns the function that undoes the change.
+    """
+    key = model, change
+    with _CHANGED_LOCK:
+        num_threads, undo = _CHANGED[key] if key in _CHANGED else (0, change(model))
+        _CHANGED[key] = num_threads + 1, undo
+    try:
+        yield
+    finally:
+        with _CHANGED_LOCK:
+            num_threads, undo = _CHANGED.pop(key)
+            if num_threads > 1:
+                _CHANGED[key] = num_threads - 1, undo
+            else:
+                undo()
+
+
+def return_weights(model: PreTrainedModel) -> Callable[[], Any]:
+    """Make the attention of a model return its weights.
 
     Args:
         model: Any model. A user's own attention function is not replaced, because it may compute
             something other than equation (1).
+
+    Returns:
+        Function that restores the attention function.
     """
     implementation = model.config._attn_implementation
     # None for "eager", which is not in the registry
     function = ALL_ATTENTION_FUNCTIONS.get(implementation)
-    try:
-        if function is not None and function.__module__.startswith(KNOWN_ATTENTION):
-            model.set_attn_implementation("eager")
-        yield
-    finally:
-        model.set_attn_implementation(implementation)
+    if function is not None and function.__module__.startswith(KNOWN_ATTENTION):
+        model.set_attn_implementation("eager")
+    return partial(model.set_attn_implementation, implementation)
 
 
 def weights_of(output: Any, model: PreTrainedModel) -> tuple[Tensor, ...]:
@@ -92,9 +125,17 @@ def head_weights(
     repeated_inputs = {
         name: tensor.repeat_interleave(targets_per_source, dim=0) for name, tensor in inputs.items()
     }
-    with returning_weights(model):
-        output = model(
-            **repeated_inputs, decoder_input_ids=ids, output_attentions=True, use_cache=False
+    with changed(model, return_weights):
+        # the encoder runs by itself, so that its attention weights, which nobody reads, are not
+        # kept. The source tokens are passed too: without them, FSMT does not hide later target
+        # tokens. The model without its head computes no logits
+        encoder_outputs = model.get_encoder()(**repeated_inputs)
+        output = model.base_model(
+            **repeated_inputs,
+            encoder_outputs=encoder_outputs,
+            decoder_input_ids=ids,
+            output_attentions=True,
+            use_cache=False,
         )
         layer_weights = weights_of(output, model)
     if heads is None:
@@ -161,9 +202,7 @@ def word_indices(
         and not (has_unknown and token == tokenizer.unk_token_id)
     }
     ordinary_ids = [token for token in ids if token not in special_ids]
-    prefixes = tokenizer.batch_decode(
-        [ordinary_ids[:end] for end in range(1, len(ordinary_ids) + 1)]
-    )
+    prefixes = prefix_texts(tokenizer, ordinary_ids)[1:]
     num_words = len(prefixes[-1].split()) if prefixes else 0
     ordinary_indices: list[int | None] = []
     for prefix in prefixes:
@@ -175,6 +214,42 @@ def word_indices(
         ordinary_indices.append(min(word_index, num_words - 1) if num_words else None)
     remaining_indices = iter(ordinary_indices)
     return [None if token in special_ids else next(remaining_indices) for token in ids]
+
+
+def prefix_texts(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], **decode_settings: Any
+) -> list[str]:
+    """Return the texts of the first 0, 1, 2, ... tokens of a text.
+
+    Args:
+        tokenizer: Tokenizer of the ids.
+        ids: T token ids.
+        decode_settings: Arguments of `decode`.
+
+    Returns:
+        1 + T texts.
+    """
+    ids = list(ids)
+    texts = [""]
+    while len(texts) <= len(ids):
+        # a character that begins before a window may end in it, so the window begins earlier
+        start = len(texts) - 1
+        while start and texts[start].endswith("\ufffd"):
+            start -= 1
+        window_end = min(len(texts) - 1 + TOKENS_PER_WINDOW, len(ids))
+        window_start = max(0, start - TOKENS_PER_WINDOW)
+        text_before, *window_texts = tokenizer.batch_decode(
+            [ids[window_start:end] for end in range(start, window_end + 1)], **decode_settings
+        )
+        if not all(text.startswith(text_before) for text in window_texts):
+            break
+        del texts[start + 1 :]
+        texts += [texts[start] + text[len(text_before) :] for text in window_texts]
+    else:
+        if texts[-1] == tokenizer.decode(ids, **decode_settings):
+            return texts
+    # some tokenizers change the text before a token
+    return tokenizer.batch_decode([ids[:end] for end in range(len(ids) + 1)], **decode_settings)
 
 
 def aligned_words(

@@ -5,6 +5,7 @@ Shapes as in the model: N layers, h heads, S source tokens, T target tokens, Q q
 
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,7 +15,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .alignment_vanilla_transformer import returning_weights, weights_of
+from .alignment_vanilla_transformer import (
+    changed,
+    prefix_texts,
+    return_weights,
+    weights_of,
+)
 from .pipeline_vanilla_transformer import TranslationPipeline, evaluating
 
 # symbol that is shown for a token that consists of spaces
@@ -148,7 +154,7 @@ def attention_weights(
         target_ids = torch.tensor(token_ids, device=model.device)  # [1, T]
     inputs = model.prepare_decoder_input_ids_from_labels(target_ids)  # [1, T]
 
-    with returning_weights(model), evaluating(model):
+    with changed(model, return_weights), evaluating(model):
         outputs = model(source_ids, decoder_input_ids=inputs, output_attentions=True)
         cross = weights_of(outputs, model)
     source_tokens, target_tokens = source_ids[0].tolist(), target_ids[0].tolist()
@@ -208,21 +214,17 @@ def _ordinary_words(
     tokenizer: PreTrainedTokenizerBase, indexed_tokens: Sequence[tuple[int, int]]
 ) -> list[Word]:
     ids = [token for _, token in indexed_tokens]
-    prefixes = [
-        tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
-        for end in range(len(ids) + 1)
-    ]
+    prefixes = prefix_texts(tokenizer, ids, clean_up_tokenization_spaces=False)
     text = prefixes[-1]
     spans = list(_spans(text))
     if not spans:
         return [Word(text.strip(), [index for index, _ in indexed_tokens])]
     words = [Word(text[start:end], []) for start, end in spans]
+    ends = [end for _, end in spans]
     for (index, _), prefix in zip(indexed_tokens, prefixes, strict=False):
         # a token that begins inside a character belongs to the word of this character
         token_start = len(prefix.rstrip("\ufffd"))
-        word_number = next(
-            (i for i, (_, end) in enumerate(spans) if end > token_start), len(spans) - 1
-        )
+        word_number = min(bisect_right(ends, token_start), len(spans) - 1)
         words[word_number].tokens.append(index)
     # a token that spans several words belongs to the first; words without tokens are left out
     return [word for word in words if word.tokens]

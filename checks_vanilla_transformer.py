@@ -219,8 +219,9 @@ def check_search_tokens(config: GenerationConfig, vocab_size: int):
                 continue
             is_valid = is_whole(token_id) and (minimum is None or token_id >= minimum)
             if not is_valid or token_id >= vocab_size:
+                rule = "an integer" if minimum is None else "at least 0 and"
                 raise ValueError(
-                    f"{name} must be at least 0 and below the vocabulary size {vocab_size}, got "
+                    f"{name} must be {rule} below the vocabulary size {vocab_size}, got "
                     f"{token_id!r}."
                 )
 
@@ -269,7 +270,7 @@ def check_inputs(config: Any, inputs: Mapping[str, Any]):
 
     Raises:
         ValueError: If the batch is empty, an input is not of the shape [B, T], an id is not in the
-            vocabulary, or inputs are of different sizes.
+            vocabulary, inputs are of different sizes, or a source is padded on the left.
     """
     has_encoder_outputs = inputs.get("encoder_outputs") is not None
     # with encoder outputs, `input_ids` are not read
@@ -299,21 +300,31 @@ def check_inputs(config: Any, inputs: Mapping[str, Any]):
             raise ValueError(
                 f"{name} must have the sizes {sizes} of {source_name}, got {found_sizes}."
             )
+    # the output of an encoder already contains the positions
+    if mask is None or mask.dim() != 2 or has_encoder_outputs or config.position_encoding == "none":
+        return
+    if bool(((mask[:, 0] == 0) & (mask != 0).any(dim=1)).any()):
+        raise ValueError(
+            "attention_mask must have padding only on the right, because positions are counted "
+            "from the first column, got a row that begins with 0: tokenize with "
+            "padding_side='right'."
+        )
 
 
-def check_source_length(config: Any, length: int):
-    """Refuse a source that is longer than the learned positions.
+def check_length(config: Any, length: int, noun: str):
+    """Refuse a sequence that is longer than the learned positions.
 
     Args:
         config: Configuration of the model.
-        length: S, the number of tokens of the longest source.
+        length: Number of tokens of the longest sequence.
+        noun: Name of the sequence, for the error.
 
     Raises:
-        ValueError: If the model has learned positions, but fewer than S.
+        ValueError: If the model has fewer learned positions than the sequence has tokens.
     """
     if config.position_encoding == "learned" and length > config.max_position_embeddings:
         raise ValueError(
-            f"A source must have at most {config.max_position_embeddings} tokens, the number of "
+            f"A {noun} must have at most {config.max_position_embeddings} tokens, the number of "
             f"learned positions, got {length}."
         )
 

@@ -619,7 +619,7 @@ class _Stack:
         if config.position_encoding == "learned":
             table = self.position_module.table.weight[config.position_offset :][:length]
             return table.to(self.dtype)
-        # read `self.table` once, because another thread may replace it meanwhile
+        # read `self.position_table` once, because another thread may replace it meanwhile
         position_table = self.position_table
         if position_table is None or len(position_table) < length:
             placeholder = self.embedding.weight.new_zeros(
@@ -811,7 +811,10 @@ class _ModelState(NamedTuple):
 
 
 class _EngineOfModel(NamedTuple):
-    """Engine of a model, or the reason why it has none, and the state that this was found for."""
+    """Engine of a model, or the reason why the model has no engine.
+
+    `state` is the model state for which this was computed.
+    """
 
     state: _ModelState
     engine: SearchEngine | None

@@ -37,10 +37,10 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from .checks_vanilla_transformer import (
     check_inputs,
+    check_length,
     check_numbers,
     check_search_settings,
     check_search_tokens,
-    check_source_length,
     check_terms,
     engine_precision,
     plain_numbers,
@@ -84,8 +84,8 @@ ENGINE_MODES = (
     GenerationMode.BEAM_SEARCH,
     GenerationMode.BEAM_SAMPLE,
 )
-# arguments of the model that the engine ignores, because they change no result
-SILENT_ARGUMENTS = ("use_cache", "logits_to_keep", "tokenizer")
+# arguments of the model that the engine accepts and does not read: they change no token
+IGNORED_ARGUMENTS = ("use_cache", "logits_to_keep", "tokenizer")
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ class SearchMixin(_Base):
         check_search_settings(config)
         check_search_tokens(config, self.config.vocab_size)
         check_inputs(self.config, model_inputs)
-        check_source_length(self.config, source_shape(model_inputs)[0])
+        check_length(self.config, source_shape(model_inputs)[0], "source")
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
         cache_reason = reason_against_cache(getattr(self.get_decoder(), "layers", ()))
@@ -847,7 +847,7 @@ def reason_for_modules(
     for name, value in inputs.items():
         # an `output_` option that is False asks for nothing
         is_empty = value is None or (value is False and name.startswith("output_"))
-        if name not in (*ENGINE_ARGUMENTS, *SILENT_ARGUMENTS) and not is_empty:
+        if name not in (*ENGINE_ARGUMENTS, *IGNORED_ARGUMENTS) and not is_empty:
             return f"{name} is given"
     return None
 

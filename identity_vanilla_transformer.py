@@ -17,6 +17,7 @@ import importlib
 import inspect
 import logging
 import operator
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +71,8 @@ LIBRARY_WRAPPERS = {
     # torch 2.15 names a wrapper of `context_decorator` after its context
     "no_grad",
 }
-LIBRARY_FOLDERS = tuple(str(module.__path__[0]) for module in (torch, transformers))
+# with the separator, so that the folder of another package, such as torchvision, is not included
+LIBRARY_FOLDERS = tuple(f"{module.__path__[0]}{os.sep}" for module in (torch, transformers))
 # Python modules whose hooks change no result: hooks that record outputs, and hooks that make the
 # output of the embeddings require gradients
 HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
@@ -280,7 +282,7 @@ def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str 
 
 
 def _difference_around_modules(config: PreTrainedConfig | None) -> str | None:
-    """Return what changes the computation of all modules together, or None."""
+    """Return a hook, mode or configuration field that affects all modules, or None."""
     if (difference := _torch_difference()) is not None:
         return difference
     for mode in _get_current_dispatch_mode_stack():
@@ -594,7 +596,8 @@ def _may_be_of_library(value: Any) -> bool:
     if isinstance(value, type | ModuleType | MethodDescriptorType) or not callable(value):
         return True
     definition = type(value) if value.__class__ is not BuiltinFunctionType else value
-    return (definition.__module__ or "").startswith(("torch", "transformers", "typing"))
+    package = (definition.__module__ or "").partition(".")[0]
+    return package in ("torch", "transformers", "typing", "typing_extensions")
 
 
 # values in GenerationMixin at the last comparison that found no difference
@@ -608,8 +611,8 @@ def generation_difference() -> str | None:
         return None
     for name, method in vars(GenerationMixin).items():
         # one method is a context manager, whose wrapper is defined in contextlib
-        allowed_files = (*LIBRARY_FOLDERS, contextlib.__file__)
-        if not all(code.co_filename.startswith(allowed_files) for code in code_objects_of(method)):
+        files = {code.co_filename for code in code_objects_of(method)} - {contextlib.__file__}
+        if not all(file.startswith(LIBRARY_FOLDERS) for file in files):
             return f"transformers.GenerationMixin.{name} was replaced"
     _accepted_methods[:] = methods
     return None
@@ -710,7 +713,8 @@ class CodeComparison:
             origin = (
                 (node.module or "") if isinstance(node, ast.ImportFrom) and not node.level else ""
             )
-            if origin.startswith(("torch", "transformers")) and not _may_be_of_library(value):
+            is_from_library = origin.partition(".")[0] in ("torch", "transformers")
+            if is_from_library and not _may_be_of_library(value):
                 return False
             return value is _imported_object(self.module, node, name)
         if isinstance(node, ast.FunctionDef):
@@ -962,7 +966,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "GradientCheckpointingLayer": "c7c4ea168221f8c0",
         "MultiHeadAttention": "3a5b81a21015d544",
         "OutputRecorder": "09e0acb577104c93",
-        "PositionalEncoding": "c0a46ee84a34d950",
+        "PositionalEncoding": "7c0ed335302044be",
         "PreTrainedModel": "868a6b02a930fd85",
         "SearchMixin": "49af72b922b7d3e8",
         "Seq2SeqLMOutput": "a87aff490cf1f8eb",
@@ -977,6 +981,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "capture_outputs": "0c50027034c4b681",
         "check_arguments": "55e3c480cdd23c4e",
         "check_ids": "dd42a572e066c92d",
+        "check_length": "2c54e279ec3b6a9a",
         "create_bidirectional_mask": "2a80c02e743bb2ce",
         "create_causal_mask": "73927767e615f2bd",
         "decoder_cache": "92ab3aacdd3e6a7d",

@@ -52,7 +52,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .checks_vanilla_transformer import check_arguments, check_ids
+from .checks_vanilla_transformer import check_arguments, check_ids, check_length
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import CACHE_NAME, SearchMixin, decoder_cache
 from .identity_vanilla_transformer import warn_of_other_code
@@ -387,7 +387,11 @@ class PositionalEncoding(nn.Module):
         positions = positions + config.position_offset
         # CODEPATH: Table 3, row E
         if config.position_encoding == "learned":
-            return x + self.table(positions)
+            try:
+                return x + self.table(positions)
+            except IndexError:
+                check_length(config, int(first_position) + x.shape[1], "sequence")
+                raise
         encoding = sinusoids(
             positions, config.d_model, config.position_base, config.position_layout
         )
@@ -784,7 +788,7 @@ class VanillaTransformerForConditionalGeneration(
             TypeError: If an argument is unknown.
             ValueError: If source or target is missing or given twice, the cache is given under both
                 names, two layers use the same cache index, or, on the CPU, an id or a label is not
-                in the vocabulary.
+                in the vocabulary, or a sequence is longer than the learned positions.
         """
         if labels is not None:
             use_cache = False

@@ -12,7 +12,7 @@ import operator
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
@@ -33,6 +33,7 @@ from transformers.generation import LogitsProcessorList
 from .alignment_vanilla_transformer import (
     HEADS_FIELD,
     aligned_words,
+    changed,
     default_heads,
     head_weights,
     word_indices,
@@ -47,6 +48,8 @@ from .terms_vanilla_transformer import ByteVocabulary, ForbiddenTerms, token_byt
 TASK = "translation"
 # default maximum number of source tokens in a batch, with padding
 TOKENS_PER_BATCH = 4096
+# maximum number of logits of a step of the search, 0.5 GiB in float32
+MOST_LOGITS_PER_STEP = 2**27
 # number of texts that are read ahead from an iterator, to sort them by length
 TEXTS_PER_WINDOW = 256
 # settings whose value is for all texts, or a list with one value for each text
@@ -74,6 +77,8 @@ PACKAGE_SEARCH_SETTINGS = ("length_penalty_alpha", "max_extra_tokens")
 DEFAULT_SEARCH = {"num_beams": 4, "max_new_tokens": 256}
 # default `max_length` of transformers
 LIBRARY_MAX_LENGTH = 20
+# a tokenizer stores the truncation, padding and languages of a call while it tokenizes, so only one
+# thread may call it
 _TOKENIZER_LOCK = Lock()
 
 logger = logging.getLogger(__name__)
@@ -96,7 +101,8 @@ class TranslationPipeline(Pipeline):
         model: Encoder-decoder with a language model head.
         tokenizer: Tokenizer of the model.
         task: "translation", or a task with languages such as "translation_en_to_de".
-        batch_size: Maximum number of texts in a batch.
+        batch_size: Maximum number of texts in a batch; a large vocabulary with many beams limits
+            the number further.
         tokens_per_batch: Maximum number of source tokens in a batch, with padding; a longer text is
             a batch of its own.
         **kwargs: Arguments of every pipeline of transformers, such as `device`, settings of a call,
@@ -140,7 +146,8 @@ class TranslationPipeline(Pipeline):
         Args:
             inputs: A text, a list of texts, or a generator, dataset or other iterable of texts,
                 which is read while the translations are read.
-            batch_size: Maximum number of texts in a batch; 1 also turns reading ahead off.
+            batch_size: Maximum number of texts in a batch. With 1, an iterator is also read one
+                text at a time.
             **kwargs: Settings of `generate`, and these settings of a call:
 
                 - `tokens_per_batch`: Maximum number of source tokens in a batch, with padding.
@@ -389,11 +396,9 @@ class TranslationPipeline(Pipeline):
         self._check_texts(texts)
         if not texts:
             return []
-        if hasattr(self.tokenizer, "_build_translation_inputs"):
-            with _TOKENIZER_LOCK:
+        with _TOKENIZER_LOCK:
+            if hasattr(self.tokenizer, "_build_translation_inputs"):
                 self.tokenizer.tgt_lang = tgt_lang
-                ids = self.tokenizer(text_target=texts)["input_ids"]
-        else:
             ids = self.tokenizer(text_target=texts)["input_ids"]
         max_tokens = max_source_tokens(self.model.config)
         self._check_token_ids(texts, ids, max_tokens, "a translation")
@@ -557,13 +562,13 @@ class TranslationPipeline(Pipeline):
     ) -> dict[str, Any]:
         build_inputs = getattr(self.tokenizer, "_build_translation_inputs", None)
         if build_inputs is None:
-            return {"input_ids": self.tokenizer(texts, **truncation_settings)["input_ids"]}
+            with _TOKENIZER_LOCK:
+                return {"input_ids": self.tokenizer(texts, **truncation_settings)["input_ids"]}
         if src_lang is None or tgt_lang is None:
             raise ValueError(
                 "src_lang and tgt_lang must be given for a multilingual model, from "
                 f"{', '.join(language_codes(self.tokenizer))}."
             )
-        # the tokenizer stores the languages of its last call, so only one thread may call it
         with _TOKENIZER_LOCK:
             encoded = build_inputs(
                 texts,
@@ -778,7 +783,8 @@ class TranslationPipeline(Pipeline):
         )
         stop_text = parameters.pop("stop_sequence", None)
         if stop_text is not None:
-            stop_ids = self.tokenizer.encode(stop_text, add_special_tokens=False)
+            with _TOKENIZER_LOCK:
+                stop_ids = self.tokenizer.encode(stop_text, add_special_tokens=False)
             parameters["eos_token_id"] = stop_ids[0]
         return prepare_settings, parameters, output_settings
 
@@ -852,14 +858,7 @@ class TranslationPipeline(Pipeline):
             **encoded,
         }
         num_returned = self._resolve_num_returned(search_settings)
-        # the translation of an empty text is empty; batches overwrite the results of other texts
-        empty_score = {"log_probability": 0.0, "score": 0.0, "token_log_probabilities": []}
-        empty_outputs = {
-            "ids": torch.empty(num_returned, 0, dtype=torch.long),
-            "scores": [empty_score] * num_returned,
-            "alignments": [[]] * num_returned,
-        }
-        results = [self.postprocess(empty_outputs, **call_settings.output_settings) for _ in texts]
+        results: list[list[dict[str, Any]]] = [[] for _ in texts]
         constraints = self._read_constraints(texts, call_settings)
         prompt_ids = [constraint.prompt_ids[1:] for constraint in constraints]
         search_model = self._search_model(
@@ -881,8 +880,28 @@ class TranslationPipeline(Pipeline):
                     bool(constraint.forbidden_terms),
                 )
                 groups[group_key][index] = len(source_ids[index])
-        for lengths in groups.values():
-            for batch in batches_by_length(lengths, **call_settings.batch_settings):
+            else:
+                # the translation of an empty text is empty
+                empty_score = {"log_probability": 0.0, "score": 0.0, "token_log_probabilities": []}
+                empty_outputs = {
+                    "ids": torch.empty(num_returned, 0, dtype=torch.long),
+                    "scores": [empty_score] * num_returned,
+                    "alignments": [[]] * num_returned,
+                }
+                results[index] = self.postprocess(empty_outputs, **call_settings.output_settings)
+        num_beams = self._search_config(search_settings).num_beams
+        # `generate` refuses a wrong number
+        num_beams = num_beams if is_whole(num_beams) else 1
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        for (_, num_term_tokens, _), lengths in groups.items():
+            num_hypotheses = max(num_beams * (1 + num_term_tokens), num_returned)
+            most_texts = max(1, MOST_LOGITS_PER_STEP // (num_hypotheses * vocab_size))
+            batch_size = call_settings.batch_settings["batch_size"] or most_texts
+            batch_settings = {
+                **call_settings.batch_settings,
+                "batch_size": min(batch_size, most_texts),
+            }
+            for batch in batches_by_length(lengths, **batch_settings):
                 inputs = self._pad([source_ids[index] for index in batch])
                 constraint_settings = self._constraint_settings(
                     [constraints[index] for index in batch], search_settings
@@ -1125,7 +1144,8 @@ def languages_of(task: str) -> dict[str, str]:
 
 
 def _byte_vocabulary(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> ByteVocabulary:
-    return ByteVocabulary(token_bytes(tokenizer))
+    with _TOKENIZER_LOCK:
+        return ByteVocabulary(token_bytes(tokenizer))
 
 
 def model_languages(
@@ -1176,14 +1196,7 @@ TranslationPipeline._registered_impl = {
 }
 
 
-# for each model in evaluation mode: the number of threads that use the model, and for each of its
-# modules the training mode to restore
-_EVALUATED: dict[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = {}
-_EVALUATED_LOCK = Lock()
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> AbstractContextManager[None]:
     """Keep a model in evaluation mode within a `with` block, then restore each module's mode.
 
     If several threads use the model, the last one restores the modes.
@@ -1191,26 +1204,22 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     Args:
         model: Any model.
     """
-    with _EVALUATED_LOCK:
-        num_threads, modes_before = _EVALUATED.get(model, (0, []))
-        if not num_threads:
-            modes_before = [(module, module.training) for module in model.modules()]
-            model.eval()
-        _EVALUATED[model] = (num_threads + 1, modes_before)
-    try:
-        yield
-    finally:
-        with _EVALUATED_LOCK:
-            num_threads, modes_before = _EVALUATED.pop(model)
-            if num_threads > 1:
-                _EVALUATED[model] = (num_threads - 1, modes_before)
-            else:
-                if modes_before[0][1]:
-                    # `train` also frees the packed weights of the inference engine
-                    model.train()
-                # modules of the model may have been in different modes
-                for module, training in modes_before:
-                    module.training = training
+    return changed(model, _evaluate)
+
+
+def _evaluate(model: nn.Module) -> Callable[[], None]:
+    modes_before = [(module, module.training) for module in model.modules()]
+
+    def restore():
+        if modes_before[0][1]:
+            # `train` also frees the packed weights of the inference engine
+            model.train()
+        # modules of the model may have been in different modes
+        for module, training in modes_before:
+            module.training = training
+
+    model.eval()
+    return restore
 
 
 def batches_by_length(

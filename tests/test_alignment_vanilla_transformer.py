@@ -1,6 +1,8 @@
 """Word alignment: of a model that reverses its source, by hand, and on the command line."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,9 +15,13 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.alignment_vanilla_transformer import (
+    _CHANGED,
     aligned_words,
+    changed,
     choose_heads,
     head_weights,
+    prefix_texts,
+    return_weights,
     word_indices,
 )
 from vanilla_transformer.cli import main
@@ -105,6 +111,21 @@ def test_weights_are_those_of_the_row_that_predicts_a_token(translate):
     translate.model.set_attn_implementation("sdpa")
 
 
+def test_an_alignment_keeps_no_weights_of_the_encoder_and_computes_no_logits(
+    translate, monkeypatch
+):
+    model = translate.model
+    encoder_weights = []
+    monkeypatch.setattr(model.lm_head, "forward", lambda states: pytest.fail("logits"))
+    encoder = model.get_encoder()
+    hook = encoder.register_forward_hook(
+        lambda module, args, output: encoder_weights.append(output.attentions)
+    )
+    assert translate.align(TEXTS, TEXTS)
+    hook.remove()
+    assert encoder_weights == [None]
+
+
 def test_words_are_aligned_with_the_largest_sum_of_weights():
     weights = torch.tensor(
         [
@@ -189,6 +210,73 @@ def test_the_attention_function_of_the_model_is_restored(translate):
     translate.align(TEXTS, TEXTS)
     assert translate.model.config._attn_implementation == before == "sdpa"
     assert not translate.model.training
+    assert not _CHANGED
+
+
+def test_threads_that_align_with_one_model_leave_its_attention_function(translate):
+    model = translate.model
+    first_has_begun, second_has_begun, first_has_ended = (threading.Event() for _ in range(3))
+    implementations = []
+
+    def first():
+        with changed(model, return_weights):
+            first_has_begun.set()
+            assert second_has_begun.wait(60)
+
+    def second():
+        assert first_has_begun.wait(60)
+        with changed(model, return_weights):
+            second_has_begun.set()
+            assert first_has_ended.wait(60)
+            implementations.append(model.config._attn_implementation)
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(first), pool.submit(second)]
+        runs[0].result()
+        first_has_ended.set()
+        runs[1].result()
+    assert implementations == ["eager"]
+    assert model.config._attn_implementation == "sdpa"
+
+
+LONG = "the small \u65e5\u672c cat, the \U0001f642\U0001f642 sleeps. " * 40
+
+
+@pytest.mark.parametrize("kind", [None, "bart", "t5"])
+def test_the_text_of_each_prefix_is_found_in_linear_time(kind, translate, pieces, tmp_path):
+    tokenizer = translate.tokenizer
+    if kind is not None:
+        save(kind, pieces, tmp_path)
+        tokenizer = vanilla_transformer.load(tmp_path).tokenizer
+    ids = tokenizer(LONG)["input_ids"]
+    spy = DecodingSpy(tokenizer)
+    assert prefix_texts(spy, ids) == [tokenizer.decode(ids[:end]) for end in range(len(ids) + 1)]
+    assert len(ids) > 400
+    assert spy.num_tokens < 60 * len(ids)
+
+
+def test_texts_of_prefixes_are_right_where_a_token_changes_the_text_before_it():
+    tokenizer = DecodingSpy(None)
+    ids = list(range(100))
+    expected = ["", *(f"{end}." for end in range(1, 101))]
+    assert prefix_texts(tokenizer, ids) == expected
+    assert prefix_texts(tokenizer, []) == [""]
+
+
+class DecodingSpy:
+    """A tokenizer that counts the tokens that it decodes; without a tokenizer, text is a count."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.num_tokens = tokenizer, 0
+
+    def decode(self, ids, **settings):
+        self.num_tokens += len(ids)
+        if self.tokenizer is None:
+            return f"{len(ids)}." if ids else ""
+        return self.tokenizer.decode(ids, **settings)
+
+    def batch_decode(self, rows, **settings):
+        return [self.decode(ids, **settings) for ids in rows]
 
 
 def test_heads_that_the_model_lacks_are_refused(translate):

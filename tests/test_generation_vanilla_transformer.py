@@ -617,6 +617,24 @@ def test_an_invalid_source_is_refused(model, ids, message):
         model.generate(torch.tensor(ids, dtype=torch.long))
 
 
+def test_padding_on_the_left_is_refused_where_positions_count(small_model, batch):
+    source, mask = batch["input_ids"].flip(1), batch["attention_mask"].flip(1)
+    assert mask[:, 0].tolist() == [1, 0, 0, 0]
+    message = "padding only on the right.* got a row that begins with 0.*padding_side='right'"
+    model = small_model()
+    for search in (PAPER, {"num_beams": 1, "max_new_tokens": 3}):
+        with pytest.raises(ValueError, match=message):
+            model.generate(source, attention_mask=mask, **search)
+    # without positions, padding may be anywhere
+    model = small_model(position_encoding="none")
+    right = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    expected = model.generate(**right, **PAPER)
+    left = source.clone()
+    for row, length in enumerate(mask.sum(dim=1)):
+        left[row, -length:] = left[row, -length:].flip(0)
+    assert model.generate(left, attention_mask=mask, **PAPER).equal(expected)
+
+
 def test_an_invalid_prompt_is_refused(model, source):
     prompt = torch.tensor([[1, 23]]).expand(4, -1)
     for mode in (PAPER, {"num_beams": 1}):
@@ -679,8 +697,10 @@ def test_greedy_and_assisted_decoding_agree(model, source):
 def test_a_setting_out_of_range_is_refused(small_model, name, values):
     source = torch.tensor([[5, 6, 2]])
     for value in values:
-        with pytest.raises(ValueError, match=f"{name}`? must be"):
+        with pytest.raises(ValueError, match=f"{name}`? must be") as error:
             small_model().eval().generate(source, **{name: value})
+        # a negative end token is allowed
+        assert name != "eos_token_id" or "at least 0" not in str(error.value)
 
 
 @pytest.mark.parametrize(

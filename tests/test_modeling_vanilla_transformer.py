@@ -642,3 +642,27 @@ def test_ids_outside_of_the_vocabulary_are_named_on_the_cpu(small_model, inputs,
     inputs = {name: torch.tensor(ids) for name, ids in inputs.items()}
     with pytest.raises(ValueError, match=message):
         small_model()(**inputs)
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+@pytest.mark.parametrize(("source_length", "target_length"), [(10, 1), (1, 10)])
+def test_a_sequence_longer_than_the_learned_positions_is_refused(
+    small_model, offset, source_length, target_length
+):
+    model = small_model(
+        position_encoding="learned", max_position_embeddings=9, position_offset=offset
+    )
+    source, target = (torch.full((1, length), 5) for length in (source_length, target_length))
+    message = "A sequence must have at most 9 tokens, the number of learned positions, got 10"
+    with pytest.raises(ValueError, match=message):
+        model(input_ids=source, decoder_input_ids=target)
+    model(input_ids=source[:, :9], decoder_input_ids=target[:, :9])
+
+
+def test_a_target_that_grows_beyond_the_learned_positions_is_refused(small_model):
+    model = small_model(position_encoding="learned", max_position_embeddings=9)
+    source, target = torch.full((1, 3), 5), torch.full((1, 9), 5)
+    outputs = model(input_ids=source, decoder_input_ids=target, use_cache=True)
+    cache = {CACHE_NAME: outputs[CACHE_NAME]}
+    with pytest.raises(ValueError, match=r"at most 9 tokens, .* got 10"):
+        model(input_ids=source, decoder_input_ids=target[:, :1], use_cache=True, **cache)

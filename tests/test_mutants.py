@@ -687,11 +687,37 @@ def test_only_a_released_model_gets_faster_modules_for_training(tokenizer):
     assert any(type(module) is CheapDropout for module in plain.modules())
 
 
-def test_a_mask_function_that_was_patched_before_the_import_is_seen(tmp_path):
-    code = """if True:
+# patches of a function, by a lambda and by packages whose names begin like those of the libraries
+PATCHES_BEFORE_IMPORT = {
+    "masking_utils.create_bidirectional_mask": """
         import transformers.masking_utils as masks
         whole = masks.create_bidirectional_mask
         masks.create_bidirectional_mask = lambda *args, **kwargs: whole(*args, **kwargs)
+    """,
+    "masking_utils.create_causal_mask": """
+        import transformers
+        import transformers.masking_utils as masks
+        whole = masks.create_causal_mask
+        source = "def create_causal_mask(*args, **kwargs): return whole(*args, **kwargs)"
+        exec(compile(source, transformers.__path__[0] + "_x/masks.py", "exec"))
+        masks.create_causal_mask = create_causal_mask
+    """,
+    "functional.linear": """
+        from torch.nn import functional
+        class Linear:
+            __module__ = "torchao_patches.layers"
+            whole = functional.linear
+            def __call__(self, *args):
+                return -type(self).whole(*args)
+        functional.linear = Linear()
+    """,
+}
+
+
+@pytest.mark.parametrize("patched", PATCHES_BEFORE_IMPORT)
+def test_a_function_that_was_patched_before_the_import_is_seen(patched, tmp_path):
+    code = f"""if True:
+        {PATCHES_BEFORE_IMPORT[patched]}
         from vanilla_transformer import VanillaTransformerConfig
         from vanilla_transformer import VanillaTransformerForConditionalGeneration
         from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
@@ -701,7 +727,7 @@ def test_a_mask_function_that_was_patched_before_the_import_is_seen(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
     )
-    assert "masking_utils.create_bidirectional_mask was replaced" in done.stdout, done.stderr
+    assert f"{patched} was replaced" in done.stdout, done.stderr
 
 
 def warmer(self, x):
@@ -780,6 +806,11 @@ def test_a_patched_search_of_the_library_runs(tokenizer, monkeypatch):
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
     monkeypatch.setattr(GenerationMixin, "_sample", always)
     assert model.generate(**inputs, num_beams=1)[:, -1].tolist() == [77] * len(TEXTS)
+    with pytest.raises(ValueError, match=r"GenerationMixin\._sample was replaced"):
+        model.generate(**inputs, num_beams=1, engine="required")
+    # a file of a package whose name begins like that of a library
+    path = f"{Path(torch.__file__).parent}ao_patches/search.py"
+    monkeypatch.setattr(always, "__code__", always.__code__.replace(co_filename=path))
     with pytest.raises(ValueError, match=r"GenerationMixin\._sample was replaced"):
         model.generate(**inputs, num_beams=1, engine="required")
 

@@ -4,6 +4,7 @@ import copy
 import itertools
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import datasets
@@ -30,6 +31,7 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer import generation_vanilla_transformer as generation
+from vanilla_transformer import pipeline_vanilla_transformer as pipeline_module
 from vanilla_transformer.kernels_vanilla_transformer import Int8Linear, PackedLinear
 from vanilla_transformer.pipeline_vanilla_transformer import (
     TEXTS_PER_WINDOW,
@@ -111,6 +113,39 @@ def test_batches_hold_every_text_once_and_keep_their_bounds(lengths, batch_size,
         assert len(batch) == 1 or max(lengths[i] for i in batch) * len(batch) <= tokens_per_batch
 
 
+@pytest.mark.parametrize(
+    ("settings", "most_texts"), [({}, 4), ({"num_beams": 8}, 2), ({"required_terms": ["a"]}, 2)]
+)
+def test_a_batch_has_no_more_logits_than_fit_into_memory(
+    translate, model, tokenizer, monkeypatch, settings, most_texts
+):
+    assert len(tokenizer("a", add_special_tokens=False).input_ids) == 1
+    texts = TEXTS * 2
+    expected = translate(texts, **settings)
+    sizes = []
+    generate = type(model).generate
+
+    def recording(self, input_ids, **search):
+        sizes.append(len(input_ids))
+        return generate(self, input_ids=input_ids, **search)
+
+    monkeypatch.setattr(type(model), "generate", recording)
+    assert translate(texts, **settings) == expected
+    assert sizes == [10]
+    monkeypatch.setattr(pipeline_module, "MOST_LOGITS_PER_STEP", 4 * 4 * len(tokenizer) + 1)
+    sizes.clear()
+    assert translate(texts, **settings) == expected
+    assert max(sizes) == most_texts
+    sizes.clear()
+    translate(texts, batch_size=1, **settings)
+    assert sizes == [1] * 10
+    # a text is a batch of its own even if its logits are too many
+    monkeypatch.setattr(pipeline_module, "MOST_LOGITS_PER_STEP", 1)
+    sizes.clear()
+    assert translate(texts, **settings) == expected
+    assert sizes == [1] * 10
+
+
 def test_a_generator_is_read_only_as_far_as_needed(translate):
     read = []
 
@@ -145,6 +180,18 @@ def test_an_empty_text_has_an_empty_translation(translate):
     assert texts_of(results) == ["", *texts_of(translate(TEXTS[0])), ""]
     assert translate([]) == []
     assert list(translate(iter([]))) == []
+
+
+def test_each_translation_is_decoded_once(translate, monkeypatch):
+    num_decoded = []
+    decode = translate.tokenizer.batch_decode
+
+    def counted(ids, **settings):
+        num_decoded.append(len(ids))
+        return decode(ids, **settings)
+
+    monkeypatch.setattr(translate.tokenizer, "batch_decode", counted)
+    assert len(translate(TEXTS)) == sum(num_decoded) == len(TEXTS)
 
 
 def test_several_translations_of_each_text_come_as_lists(translate, model, tokenizer):
@@ -397,6 +444,23 @@ def test_threads_that_translate_with_one_model_leave_it_in_the_mode_it_had(small
         thread.join()
     assert modes == [False] * 3
     assert [module.training for module in model.modules()] == before
+
+
+def test_threads_that_truncate_and_threads_that_do_not_share_a_tokenizer(model, tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.model_max_length = 3
+    translate = TranslationPipeline(model, tokenizer, device="cpu")
+    texts = TEXTS[:1] * 50
+    whole = tokenizer(texts)["input_ids"]
+    truncated = [ids[:2] + ids[-1:] for ids in whole]
+    assert len(whole[0]) > 3
+
+    def encode(truncates):
+        return [translate.encode_pairs(texts, texts, truncation=truncates) for _ in range(100)]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(encode, [False, True] * 2))
+    assert found == [[(whole, whole)] * 100, [(truncated, whole)] * 100] * 2
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, "2", True, []])
