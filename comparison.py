@@ -114,7 +114,7 @@ def refuse_difference(
     Args:
         actual: Logits or log-probabilities of the new model.
         expected: Logits or log-probabilities of the original model.
-        unit_logits: Logits whose standard deviation is the unit of the deviation.
+        unit_logits: Logits whose standard deviation is the unit of the deviation, `without_bias`.
         message_start: Beginning of the error message.
         stored_dtype: Dtype in which the new model's weights are stored, a key of `TOLERANCES`.
         tokens: Token of each number; None if the last dimension is the whole vocabulary.

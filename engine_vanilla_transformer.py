@@ -922,7 +922,7 @@ def probe(
         ]
     for compared_engine, engine_suffix, tolerance, is_exact in comparisons:
         difference = _logit_difference(
-            _logits_of_engine(compared_engine, *batch), expected, is_exact
+            _logits_of_engine(compared_engine, *batch), expected, model.lm_head.bias, is_exact
         )
         if not difference <= tolerance:
             return (
@@ -932,14 +932,27 @@ def probe(
     return None
 
 
-def _logit_difference(engine_logits: Tensor, module_logits: Tensor, is_exact: bool) -> float:
+def _logit_difference(
+    engine_logits: Tensor, module_logits: Tensor, bias: Tensor | None, is_exact: bool
+) -> float:
     """Return the largest deviation if `is_exact`, else the root mean square of the deviations."""
     is_finite = module_logits.isfinite()
     if not is_finite.any() or not torch.equal(is_finite, engine_logits.isfinite()):
         return math.inf
-    differences = deviations(engine_logits, module_logits, module_logits, is_exact=is_exact)
+    unit_logits = without_bias(module_logits, bias)
+    differences = deviations(engine_logits, module_logits, unit_logits, is_exact=is_exact)
     differences = differences[is_finite]
     return float(differences.max() if is_exact else differences.square().mean().sqrt())
+
+
+def without_bias(logits: Tensor, bias: Tensor | None) -> Tensor:
+    """Return logits without the bias of each token, except an infinite one.
+
+    Args:
+        logits: Logits, [..., V].
+        bias: Bias of the output projection, [V], or None.
+    """
+    return logits if bias is None else logits - bias.to(logits).nan_to_num(posinf=0.0, neginf=0.0)
 
 
 def deviations(
@@ -952,16 +965,17 @@ def deviations(
     """Return the deviations of logits from the expected logits, in units of standard deviations.
 
     If `is_exact`, each token has a unit of its own: the standard deviation of its logits over all
-    positions, which a bias of the token does not change. A unit is at least the median of these
-    standard deviations over the tokens whose logits vary. Rounding errors grow with the size of the
-    numbers, so a unit is also at least 1/300 of the median size of the logits of these tokens. If
-    not `is_exact`, all tokens have the same unit: the standard deviation of the logits of these
-    tokens together. In both cases, the unit is at least 1/1000 of the expected number.
+    positions. A unit is at least the median of these standard deviations over the tokens whose
+    logits vary. Rounding errors grow with the size of the numbers, so a unit is also at least 1/300
+    of the median size of the logits of all tokens. If not `is_exact`, all tokens have the same
+    unit: the standard deviation of the logits of the tokens whose logits vary. In both cases, the
+    unit is at least 1/1000 of the expected number.
 
     Args:
         actual: Logits or log-probabilities of the model to check, [..., V].
         expected: Logits or log-probabilities of the model to compare with, [..., V].
-        unit_logits: Logits of the model to compare with, [..., V].
+        unit_logits: Logits of the model to compare with, [..., V], `without_bias`: a large bias
+            says nothing about rounding errors of the other tokens.
         tokens: Token of each number; None if the last dimension is the whole vocabulary.
         is_exact: Whether only rounding in float32 may separate the two models; false for products
             in lower precision and for quantized weights.
@@ -975,7 +989,7 @@ def deviations(
     if not is_ordinary.any():
         units = logit_rows[logit_rows.isfinite()].std().expand_as(spread)
     elif is_exact:
-        unit = torch.maximum(spread[is_ordinary].median(), size[is_ordinary].median() / 300)
+        unit = torch.maximum(spread[is_ordinary].median(), size[size.isfinite()].median() / 300)
         # the standard deviation of logits that are -inf is NaN
         units = torch.maximum(unit, spread.nan_to_num(0.0))
     else:

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from ..atomic_files import atomic_folder
 from ..comparison import batch_to_compare, refuse_difference
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..engine_vanilla_transformer import without_bias
 from ..modeling_vanilla_transformer import (
     DecoderLayer,
     EncoderLayer,
@@ -158,7 +159,7 @@ def _refuse_other_scores(
     refuse_difference(
         engine_scores[is_allowed],
         model_scores[is_allowed],
-        batch.logits,
+        without_bias(batch.logits, model.lm_head.bias),
         DIFFERS.format("CTranslate2"),
         quantization,
         scored_ids[is_allowed],

@@ -18,6 +18,7 @@ from ..atomic_files import atomic_folder
 from ..comparison import batch_to_compare, refuse_difference
 from ..configuration_vanilla_transformer import TOKEN_ID_FIELDS, VanillaTransformerConfig
 from ..conversion.weights import BART_RENAMES, SAME_FIELDS, TOKEN_SETTINGS, rename_weights
+from ..engine_vanilla_transformer import without_bias
 from ..generation_vanilla_transformer import SEARCH_FIELDS
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
@@ -248,7 +249,7 @@ def _refuse_other_probabilities(
     refuse_difference(
         exported_logits.log_softmax(-1),
         batch.logits.log_softmax(-1),
-        batch.logits,
+        without_bias(batch.logits, model.lm_head.bias),
         DIFFERS.format("Marian"),
     )
 

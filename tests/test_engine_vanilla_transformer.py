@@ -993,3 +993,35 @@ def test_a_norm_may_lack_weights(lively_model, source, options, dtype):
     if dtype == torch.float32:
         expected = model.generate(**source, **PAPER, engine="off")
         assert model.generate(**source, **PAPER).tolist() == expected.tolist()
+
+
+@torch.no_grad()
+def test_a_model_with_nearly_constant_logits_may_round_like_any_other(small_model):
+    # after a few steps of training, a model gives nearly the same logits at every position
+    torch.manual_seed(3)
+    model = small_model(vocab_size=500)
+    norm = model.model.decoder.layers[-1].feed_forward_norm
+    norm.weight *= 1e-7
+    norm.bias.copy_(torch.randn_like(norm.bias))
+    assert engine.engine_for(model)[1] is None
+    source, target = torch.randint(500, (4, 5)), torch.randint(500, (4, 2, 4))
+    logits = engine._logits_of_modules(model, source, torch.ones_like(source), target)
+    assert (logits.std(0) < 1e-5 * logits.abs().mean(0)).float().mean() > 0.9
+    # an error in the last digits of a typical logit is one of rounding, a larger one is none
+    typical = logits.abs().median()
+    for relative_error, is_rounding in ((1e-6, True), (1e-4, False)):
+        deviation = engine.deviations(logits + relative_error * typical, logits, logits).max()
+        assert (deviation < engine.FLOAT32_TOLERANCE) == is_rounding
+
+
+@pytest.mark.parametrize("bias", [-1e4, -torch.inf])
+def test_a_large_bias_of_most_tokens_hides_no_deviation_of_the_others(small_model, bias):
+    model = small_model(vocab_size=500, output_bias=True)
+    model.lm_head.bias.data[50:] = bias
+    logits = torch.randn(20, 500) + model.lm_head.bias.detach()
+    units = engine.without_bias(logits, model.lm_head.bias)
+    changed = logits.clone()
+    changed[:, 3] += 0.01
+    deviations = engine.deviations(changed, logits, units)
+    assert 0.005 < deviations[:, 3].max() < 0.05
+    assert engine.engine_for(model)[1] is None
