@@ -46,7 +46,7 @@ def test_the_command_line_wins_over_the_recipe_and_the_recipe_over_the_paper():
 
 
 def test_null_removes_an_optional_text():
-    config, _ = parse_arguments(["paper-base", "--name", "null", "--tokenizer", "null"])
+    config, _ = parse_arguments(["demo", "--name", "null", "--tokenizer", "null"])
     assert (config.name, config.tokenizer) == (None, None)
     # a language must be there, and this may be one
     assert parse_arguments(["paper-base", "--source_lang", "null"])[0].source_lang == "null"
