@@ -132,7 +132,7 @@ def load(
     Args:
         name: Run folder, checkpoint of a run, model folder or Hub name. Adapters of peft are merged
             into the base model that their configuration names.
-        device: Device of the model; by default the GPU if there is one.
+        device: Device of the model; by default the CUDA GPU if there is one, otherwise the CPU.
         trust_remote_code: Run the Python code that is saved with the model.
         int8: Whether to quantize the linear layers to int8, for which the model is first converted
             to float32.

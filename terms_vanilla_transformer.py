@@ -11,7 +11,7 @@ and N hypotheses.
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain
 from typing import Any
 
@@ -282,5 +282,11 @@ def _own_bytes(name: str) -> bytes:
     """Return the bytes of a token by its name: <0xC3>, or the characters of byte-level BPE."""
     if match := re.fullmatch("<0x([0-9A-F]{2})>", name):
         return bytes.fromhex(match[1])
-    values = {character: value for value, character in bytes_to_unicode().items()}
+    values = _byte_values()
     return bytes(values[character] for character in name if character in values)
+
+
+@cache
+def _byte_values() -> dict[str, int]:
+    """Return the byte that each character of byte-level BPE stands for."""
+    return {character: value for value, character in bytes_to_unicode().items()}

@@ -107,7 +107,7 @@ def small_model(
         seed: Seed of the initial weights.
 
     Returns:
-        The model, on a GPU if there is one.
+        The model, on a CUDA GPU if there is one.
     """
     is_built_in = position_encoding in ("sinusoidal", "learned", "none")
     config = VanillaTransformerConfig(

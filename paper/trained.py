@@ -65,7 +65,7 @@ def load_trained(
         trust_remote_code: Whether to run Python code that is saved with the model.
 
     Returns:
-        The model, in evaluation mode and on the GPU if there is one, and its tokenizer.
+        The model, in evaluation mode and on the CUDA GPU if there is one, and its tokenizer.
 
     Raises:
         ValueError: If the model cannot be loaded, or the demo's model has not been trained.

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gradio as gr
-import torch
 from gradio.processing_utils import save_file_to_cache
 from gradio.utils import get_upload_folder
 from PIL import Image
@@ -23,8 +22,6 @@ from torch import Tensor
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
 )
 
 from vanilla_transformer import TranslationPipeline
@@ -50,7 +47,6 @@ from vanilla_transformer.paper.positions.pictures import (
 )
 from vanilla_transformer.paper.schedule import Schedule, draw_schedules
 from vanilla_transformer.paper.trained import DEMO_RUN, load_trained
-from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
 from vanilla_transformer.serving.bounded_requests import BoundedRequests
 
 TITLE = "The Transformer of “Attention Is All You Need”"
@@ -58,11 +54,9 @@ TITLE = "The Transformer of “Attention Is All You Need”"
 MAX_CHARACTERS = 1000
 # longest sentence in tokens, which limits memory and time
 MAX_TOKENS = 256
-# largest number of logits that are computed at a time
-MAX_LOGITS = 1 << 24
 # longest translation, in tokens beyond the length of its source
 MAX_EXTRA_TOKENS = 50
-# longest time of a search, in seconds
+# longest time of a search with its scores, in seconds
 MAX_SECONDS = 30
 # maximum number of words in a picture of attention: a larger picture would take too much memory,
 # and its words could not be read
@@ -163,7 +157,7 @@ POSITIONS = {
     "d_model": Setting("d_model", 2, 512, 128, 2),
     "positions": Setting("Positions", 2, 512, 64, 1),
     "tolerance": Setting(
-        "Two positions look the same within this fraction of the median step",
+        "Tolerance: positions closer than this fraction of the median step count as equal",
         0,
         1,
         LEAST_DISTANCE,
@@ -202,35 +196,6 @@ class Hypothesis(NamedTuple):
     score: float
 
 
-class Deadline(StoppingCriteria):
-    """Stopping criterion that ends a search `MAX_SECONDS` after its first step.
-
-    Attributes:
-        is_over: Whether the time is over.
-    """
-
-    def __init__(self):
-        self.end: float | None = None
-        self.is_over = False
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Return which hypotheses have to stop.
-
-        Args:
-            input_ids: Target tokens so far, [B, T].
-            scores: Unused.
-            kwargs: Unused.
-
-        Returns:
-            Whether the time is over, the same for each hypothesis, [B].
-        """
-        now = time.monotonic()
-        self.end = self.end or now + MAX_SECONDS
-        self.is_over = now > self.end
-        return torch.full((len(input_ids),), self.is_over, device=input_ids.device)
-
-
-@torch.inference_mode()
 def find_hypotheses(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -268,39 +233,33 @@ def find_hypotheses(
         raise ValueError(
             f"the sentence must have at most {MAX_TOKENS} tokens, got {len(source_ids)}."
         )
-    inputs = {"input_ids": torch.tensor([source_ids], device=model.device)}
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     model_extra_tokens = getattr(model.generation_config, "max_extra_tokens", None)
-    deadline = Deadline()
-    sequences = model.generate(
-        **inputs,
+    start = time.monotonic()
+    results = pipeline(
+        source,
         num_beams=num_beams,
         num_return_sequences=num_beams,
         length_penalty_alpha=length_penalty_alpha,
         max_extra_tokens=min(MAX_EXTRA_TOKENS, model_extra_tokens or MAX_EXTRA_TOKENS),
-        stopping_criteria=StoppingCriteriaList([deadline]),
-    )  # [num_beams, T + 1]
-    if deadline.is_over:
+        max_time=MAX_SECONDS,
+        return_scores=True,
+        return_tensors=True,
+        return_text=True,
+    )
+    if time.monotonic() - start > MAX_SECONDS:
         raise TimeoutError(
             f"The search took longer than {MAX_SECONDS} seconds. Use a shorter sentence or a "
             "smaller beam size."
         )
-    sequences_at_once = max(1, MAX_LOGITS // (sequences.shape[1] * model.config.vocab_size))
-    hypotheses = []
-    for chunk in sequences.split(sequences_at_once):  # [R, T + 1]
-        repeated_inputs = {name: tensor.expand(len(chunk), -1) for name, tensor in inputs.items()}
-        logits = model(**repeated_inputs, decoder_input_ids=chunk[:, :-1]).logits.float()
-        target_ids = chunk[:, 1:]  # [R, T]
-        # a token counts if no end token comes before it: padding follows the end token
-        no_end_so_far = target_ids.ne(model.config.eos_token_id).cumprod(dim=1)
-        counts = torch.cat((torch.ones_like(no_end_so_far[:, :1]), no_end_so_far[:, :-1]), dim=1)
-        token_log_probabilities = logits.log_softmax(-1).gather(-1, target_ids[..., None])[..., 0]
-        lengths = counts.sum(1).tolist()
-        log_probabilities = (token_log_probabilities * counts).sum(1).tolist()
-        for ids, length, log_probability in zip(chunk, lengths, log_probabilities, strict=True):
-            text = tokenizer.decode(ids, skip_special_tokens=True)
-            score = log_probability / gnmt_length_penalty(length, length_penalty_alpha)
-            hypotheses.append(Hypothesis(text, ids[: length + 1], log_probability, score))
+    hypotheses = [
+        Hypothesis(
+            result["translation_text"],
+            result["translation_token_ids"][: len(result["token_log_probabilities"]) + 1],
+            result["log_probability"],
+            result["score"],
+        )
+        for result in results
+    ]
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 

@@ -1,5 +1,6 @@
 """Web page: its functions alone, then the page in a browser."""
 
+import copy
 import json
 import shutil
 import threading
@@ -17,6 +18,7 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer import generation_vanilla_transformer as generation
+from vanilla_transformer import scores_vanilla_transformer as scores_module
 from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.cli import main
 from vanilla_transformer.console import shown
@@ -145,12 +147,25 @@ def test_a_search_that_takes_too_long_ends_and_says_so(loaded, monkeypatch):
         return decoding
 
     monkeypatch.setattr(generation, "begin_decoding", slow)
-    monkeypatch.setattr(app, "MAX_SECONDS", 0.15)
+    find_hypotheses(model, tokenizer, SENTENCE, 1, 0.6)
+    assert len(steps) > 8
+    monkeypatch.setattr(app, "MAX_SECONDS", 0.5)
     for beams in (1, 4):
         steps.clear()
-        with pytest.raises(TimeoutError, match=r"The search took longer than 0.15 seconds"):
+        with pytest.raises(TimeoutError, match=r"The search took longer than 0.5 seconds"):
             find_hypotheses(model, tokenizer, SENTENCE, beams, 0.6)
-        assert 1 < len(steps) < 6
+        assert 1 < len(steps) < 8
+
+
+def test_a_sentence_is_translated_with_several_end_tokens(loaded):
+    model, tokenizer = loaded
+    expected = find_hypotheses(model, tokenizer, SENTENCE, 4, 0.6)
+    model = copy.deepcopy(model)
+    for config in (model.config, model.generation_config):
+        config.eos_token_id = [tokenizer.eos_token_id, tokenizer.unk_token_id or 0]
+    found = find_hypotheses(model, tokenizer, SENTENCE, 4, 0.6)
+    assert [it.text for it in found] == [it.text for it in expected]
+    assert [it.score for it in found] == pytest.approx([it.score for it in expected])
 
 
 def test_a_translation_is_bounded_whatever_the_model_allows(run_folder):
@@ -167,7 +182,7 @@ def test_a_translation_is_bounded_whatever_the_model_allows(run_folder):
 
 def test_the_scores_are_the_same_made_for_one_beam_at_a_time(loaded, monkeypatch):
     together = find_hypotheses(*loaded, SENTENCE, 4, 0.6)
-    monkeypatch.setattr(app, "MAX_LOGITS", 1)
+    monkeypatch.setattr(scores_module, "MOST_LOGITS", 1)
     for alone, found in zip(find_hypotheses(*loaded, SENTENCE, 4, 0.6), together, strict=True):
         assert alone.text == found.text
         assert alone.ids.tolist() == found.ids.tolist()

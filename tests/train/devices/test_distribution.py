@@ -114,7 +114,7 @@ def test_micro_batches_in_turn_do_what_one_batch_does(corpus, alone, tmp_path, m
     monkeypatch.setattr(
         loop,
         "training_step",
-        lambda *given: numbers.append(len(given[4])) or real_step(*given),
+        lambda *given, **settings: numbers.append(len(given[4])) or real_step(*given, **settings),
     )
     train(
         train_toys.toy_config(
