@@ -380,9 +380,11 @@ def test_a_dataset_is_loaded_at_its_revision_and_its_commit_is_known(tmp_path):
 import sys
 from vanilla_transformer.train.data.corpus import dataset_commit, load_translations
 for revision in (None, "old", sys.argv[1]):
-    rows = load_translations("some/corpus", None, "en", "de", revision)["train"]
+    rows = load_translations("some/corpus", None, "en", "de", revision=revision)["train"]
     print(len(rows), dataset_commit("some/corpus", None, revision, "en", "de"))
-streamed = load_translations("some/corpus", None, "en", "de", "old", streaming=True)["train"]
+streamed = load_translations(
+    "some/corpus", None, "en", "de", revision="old", streaming=True
+)["train"]
 print(len(list(streamed)), streamed.num_shards)
 """
     for pairs in (3, 4):
