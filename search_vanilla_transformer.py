@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import (
     EosTokenCriteria,
@@ -48,6 +48,8 @@ PROCESSORS = {
 }
 CALL_PROCESSORS = LogitsProcessorList.__call__
 CALL_CRITERIA = StoppingCriteriaList.__call__
+# number of new tokens that hypotheses have room for at first; the room doubles when it is full
+FIRST_NEW_TOKENS = 32
 
 
 class Decoding:
@@ -259,6 +261,22 @@ class Hypotheses:
             torch.where(is_replaced, others.scores, self.scores),
         )
 
+    def lengthened(self, num_tokens: int, padding_id: int) -> "Hypotheses":
+        """Append room for more tokens.
+
+        Args:
+            num_tokens: Number of tokens to append.
+            padding_id: Token that fills the room.
+
+        Returns:
+            The same hypotheses, [B, C, ...].
+        """
+        return Hypotheses(
+            nn.functional.pad(self.ids, (0, num_tokens), value=padding_id),
+            nn.functional.pad(self.origins, (0, num_tokens), value=-1),
+            self.scores,
+        )
+
     def of_sentences(self, index: Tensor) -> "Hypotheses":
         """Keep the hypotheses of some sentences.
 
@@ -346,9 +364,16 @@ class PaperBeamSearch:
         no_scores = torch.full_like(scores, -torch.inf)
         # at first all beams of a sentence are equal, so only one of them may be continued
         scores[:, 1:] = -torch.inf
+        self.results = Hypotheses(ids, origins, no_scores)
+        # the selection of a step takes time for each token that there is room for. Captured steps
+        # read tensors of one shape
+        num_tokens = most_new_tokens
+        if not decoding.is_captured:
+            num_tokens = min(FIRST_NEW_TOKENS, most_new_tokens)
+        ids = ids[:, :, : self.prompt_length + num_tokens].clone()
+        origins = origins[:, :, :num_tokens].clone()
         self.open = Hypotheses(ids, origins, scores)
-        self.complete = Hypotheses(ids, origins, no_scores)
-        self.results = Hypotheses(ids.clone(), origins.clone(), no_scores.clone())
+        self.complete = Hypotheses(ids, origins, no_scores.clone())
         self.record: dict[str, list[Tensor]] = {"scores": [], "logits": []}
         self.chosen_beams = torch.zeros_like(ids[:, :, 0])
         self.is_finished = torch.zeros_like(self.sentence_indices, dtype=torch.bool)
@@ -377,6 +402,10 @@ class PaperBeamSearch:
     def _take_step(self, step: int) -> Tensor:
         """Add a token to each hypothesis, and return which sentences are finished, [B]."""
         length = self.prompt_length + step - 1
+        if step > (num_tokens := self.open.origins.shape[2]):
+            num_added = min(num_tokens, self.results.origins.shape[2] - num_tokens)
+            self.open = self.open.lengthened(num_added, self.padding_id)
+            self.complete = self.complete.lengthened(num_added, self.padding_id)
         logits = self.decoding.step(self.open.ids[:, :, :length])  # [B, R, V]
         suppressed = None if self.rules is None else self.rules.suppressed(length, logits)
         if self.rules is None or suppressed is None:
@@ -530,7 +559,7 @@ class PaperBeamSearch:
         is_ended = torch.isin(tokens, self.end_tokens)
         if self.stopping_criteria:
             # like a processor, a criterion may identify each row by its index in the original batch
-            ids = self.results.ids[:, :1].repeat(1, tokens.shape[1], 1)
+            ids = self.results.ids[:, :1, : candidates.ids.shape[2]].repeat(1, tokens.shape[1], 1)
             ids[self.sentence_indices] = candidates.ids
             ids = ids[:, :, : self.prompt_length + step].flatten(0, 1)
             scores = tuple(self.record["scores"]) or None
@@ -566,8 +595,10 @@ class PaperBeamSearch:
 
     def _store_results(self):
         """Store the complete hypotheses of the batch; those of unfinished sentences come later."""
-        self.results.ids[self.sentence_indices] = self.complete.ids
-        self.results.origins[self.sentence_indices] = self.complete.origins
+        num_tokens = self.complete.origins.shape[2]
+        length = self.prompt_length + num_tokens
+        self.results.ids[self.sentence_indices, :, :length] = self.complete.ids
+        self.results.origins[self.sentence_indices, :, :num_tokens] = self.complete.origins
         self.results.scores[self.sentence_indices] = self.complete.scores
 
     def _refuse_missing_results(self):

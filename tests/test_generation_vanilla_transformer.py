@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer import search_vanilla_transformer as search_module
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.search_vanilla_transformer import PaperBeamSearch, gnmt_length_penalty
 
@@ -888,3 +889,29 @@ def test_replaced_code_of_the_librarys_processors_runs(model, source, search, pa
     monkeypatch.setattr(patched, "__call__", lambda self, ids, scores: -scores)
     expected = model.generate(**source, **settings, engine="off").tolist()
     assert model.generate(**source, **settings).tolist() == expected != before
+
+
+@pytest.mark.parametrize("engine", ["required", "off"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_return_sequences": 4},
+        {"stopping_criteria": [lambda ids, scores: ids[:, -1] * ids.shape[1] > 120]},
+        {"required_tokens": [[[5, 6]], [[7]], [], [[8], [9]]]},
+        {"return_dict_in_generate": True, "output_scores": True, "num_return_sequences": 3},
+    ],
+    ids=["beams", "criterion", "terms", "scores"],
+)
+def test_the_room_for_tokens_changes_no_translation(model, source, monkeypatch, engine, settings):
+    found = []
+    for num_tokens in (1, 2, 5, 10**6):
+        monkeypatch.setattr(search_module, "FIRST_NEW_TOKENS", num_tokens)
+        given = {**PAPER, "max_extra_tokens": 13, "engine": engine, **settings}
+        output = model.generate(**source, **given)
+        tensors = [output] if isinstance(output, torch.Tensor) else list(output.to_tuple())[:4]
+        found.append([it for it in tensors if isinstance(it, torch.Tensor)])
+    assert found[0][0].shape[1] > 9
+    for tensors in found[:-1]:
+        assert len(tensors) == len(found[-1])
+        for tensor, expected in zip(tensors, found[-1], strict=True):
+            assert tensor.equal(expected)
