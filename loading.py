@@ -43,7 +43,7 @@ from .identity_vanilla_transformer import file_difference
 from .pipeline_vanilla_transformer import check_tokenizer
 from .records import (
     TEXT,
-    Kind,
+    Schema,
     list_of,
     mapping,
     one_of,
@@ -63,7 +63,7 @@ from .weight_checks import UNREADABLE, check_fit
 PUBLIC_CLASS = VanillaTransformerForConditionalGeneration
 AUTO_CLASS = "AutoModelForSeq2SeqLM"
 ADAPTER_FILE = "adapter_config.json"
-DTYPE_KIND = Kind(
+DTYPE_SCHEMA = Schema(
     "the name of a floating-point dtype of torch",
     lambda name: (
         isinstance(dtype := getattr(torch, str(name).removeprefix("torch."), None), torch.dtype)
@@ -71,31 +71,31 @@ DTYPE_KIND = Kind(
     ),
 )
 # fields of any `config.json` that this package reads; the configuration class checks the others
-CONFIG_KIND = mapping(
+CONFIG_SCHEMA = mapping(
     optional={
         "model_type": TEXT,
         "architectures": or_null(list_of(TEXT)),
         "auto_map": mapping(other_items=TEXT),
         "custom_pipelines": mapping(other_items=mapping()),
         "vocab_size": whole_number(1),
-        "dtype": or_null(DTYPE_KIND),
-        "torch_dtype": or_null(DTYPE_KIND),
+        "dtype": or_null(DTYPE_SCHEMA),
+        "torch_dtype": or_null(DTYPE_SCHEMA),
     }
 )
 # a special token is text, or a mapping of the properties of an AddedToken
-TOKEN_KIND = Kind(
+TOKEN_SCHEMA = Schema(
     "text, a mapping or null", lambda value: value is None or isinstance(value, str | dict)
 )
-TOKENIZER_KIND = mapping(
+TOKENIZER_SCHEMA = mapping(
     optional={
         **{
-            f"{name}_token": TOKEN_KIND
+            f"{name}_token": TOKEN_SCHEMA
             for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk")
         },
         "tokenizer_class": or_null(TEXT),
         # 1e30 means no limit
         "model_max_length": or_null(
-            Kind("a number above 0", lambda value: type(value) in (int, float) and value > 0)
+            Schema("a number above 0", lambda value: type(value) in (int, float) and value > 0)
         ),
         "padding_side": one_of("left", "right"),
         "truncation_side": one_of("left", "right"),
@@ -303,10 +303,10 @@ def read_config(source: str | Path) -> dict[str, Any]:
 
     Raises:
         OSError: If the source has no `config.json`.
-        ValueError: If the content does not match `CONFIG_KIND`.
+        ValueError: If the content does not match `CONFIG_SCHEMA`.
     """
     path = cached_file(str(source), CONFIG_NAME)
-    return read_json(Path(path), CONFIG_KIND)
+    return read_json(Path(path), CONFIG_SCHEMA)
 
 
 def read_tokenizer(
@@ -331,7 +331,7 @@ def read_tokenizer(
             str(source), TOKENIZER_CONFIG_FILE, _raise_exceptions_for_missing_entries=False
         )
         if tokenizer_file is not None:
-            read_json(Path(tokenizer_file), TOKENIZER_KIND)
+            read_json(Path(tokenizer_file), TOKENIZER_SCHEMA)
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except ImportError as error:
         package_names = [name for name in TOKENIZER_PACKAGES if name in str(error).lower()]

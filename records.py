@@ -54,9 +54,6 @@ def is_storable_text(value: str) -> bool:
     return re.search("[\0\ud800-\udfff]", value) is None
 
 
-# former name, which `loading` imports
-Kind = Schema
-
 ANYTHING = Schema("anything", lambda value: True)
 # `other_items` of a mapping that must have no other entries
 NOTHING = Schema("nothing", lambda value: False)

@@ -18,7 +18,8 @@ from ..console import shown
 from ..kernels_vanilla_transformer import has_bf16_instructions
 from .config import TrainConfig
 from .data.corpus import texts_of
-from .data.pairs import GARBLED, format_counts, refuse_unusable
+from .data.mojibake import GARBLED
+from .data.pairs import format_counts, refuse_unusable
 from .data.prepare import Texts, load_texts
 from .dry_run import first_pairs
 from .recipe import load_config, parse_settings

@@ -30,7 +30,7 @@ from ..records import TEXT, mapping, read_json, whole_number
 from ..tokenization.learning import tokenizer_hash
 from .config import TrainConfig
 from .data.corpus import texts_of
-from .data.pairs import GARBLED
+from .data.mojibake import GARBLED
 from .data.prepare import load_texts
 from .data.text_files import lines_of, opened, read_lines, refuse_other_format
 from .devices.distribution import in_all_processes, leave_process_group, main_process_first

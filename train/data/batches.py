@@ -216,7 +216,7 @@ def _choose_parts_to_merge(
     least_times, last_starts = [0], [0]
     for end in range(1, len(order) + 1):
         num_sentences = longest_source = longest_target = 0
-        times = {}
+        times: dict[int, int] = {}
         for start in reversed(range(end)):
             part_sentences, source_length, target_length = part_sizes[order[start]]
             num_sentences += part_sentences
