@@ -320,8 +320,8 @@ FOREIGN = [
     ("fairseq-post", weight(f"{LAYER}.fc2.bias", 3), r"of shape \[16\], got \[3\] in arch trans"),
     ("fairseq-post", without(f"{LAYER}.fc1.bias"), "must be complete, and model.decoder"),
     ("fairseq-post", without("encoder.embed_tokens.weight"), "an encoder and a decoder"),
-    ("fairseq-post", without("encoder.layers.0.fc1.weight"), "got none for encoder.layers.0.fc1"),
-    ("fairseq-pre", without("decoder.embed_positions.weight"), "got none for decoder.embed_pos"),
+    ("fairseq-post", without("encoder.layers.0.fc1.weight"), "complete, and encoder.layers.0.fc1"),
+    ("fairseq-pre", without("decoder.embed_positions.weight"), "complete, and decoder.embed_pos"),
     ("fairseq-post", parts(cfg=None), "with args or cfg, got neither"),
     ("fairseq-post", parts(cfg={"model": "a text"}), "with args or cfg, got neither"),
     (
@@ -334,7 +334,7 @@ FOREIGN = [
     ("opennmt", parts(vocab="a text"), "must be OpenNMT-py's"),
     ("opennmt", parts(generator="a text"), "must be OpenNMT-py's"),
     ("opennmt", parts(generator={}), "the generator .* must be complete, and weight"),
-    ("opennmt", without("encoder.layer_norm.weight"), "got none for encoder.layer_norm.weight"),
+    ("opennmt", without("encoder.layer_norm.weight"), "complete, and encoder.layer_norm.weight"),
     (
         "opennmt",
         weight("encoder.embeddings.make_embedding.emb_luts.1.weight", 9, 16),
@@ -351,7 +351,7 @@ FOREIGN = [
     (
         "opennmt",
         without("encoder.embeddings.make_embedding.emb_luts.0.weight"),
-        "got none for encoder.embeddings",
+        "complete, and encoder.embeddings",
     ),
     ("opennmt", setting(decoder_type="rnn"), "decoder_type must be transformer"),
     ("opennmt", setting(max_relative_positions=-1), r"got -1: that is rotary positions \(RoPE\)"),
@@ -361,7 +361,7 @@ FOREIGN = [
     ("opennmt", setting(layer_norm="rms"), "got rms: that is RMSNorm"),
     ("opennmt", setting(num_experts=8), "got 8: that is a mixture of experts"),
     ("opennmt", setting(position_encoding_type="Other"), "SinusoidalConcat, got Other"),
-    ("opennmt", without(f"{OPENNMT_LAYER}.feed_forward.w_1.weight"), "got none for decoder.tran"),
+    ("opennmt", without(f"{OPENNMT_LAYER}.feed_forward.w_1.weight"), "complete, and decoder.tran"),
     ("opennmt", setting(copy_attn=True), "that is a copy mechanism"),
     ("opennmt", other_vocabulary, r"\(-share_vocab\), got separate vocabularies of 64 and 65"),
     ("opennmt", weight(f"{OPENNMT_LAYER}.feed_forward.w_3.weight", 24, 16), "SwiGLU"),
