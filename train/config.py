@@ -641,8 +641,8 @@ def refuse_one_language(source_lang: str, target_lang: str) -> None:
     if source_lang == target_lang:
         raise ValueError(
             f"target_lang must differ from source_lang, got {source_lang!r} for both. For "
-            "paraphrases or corrections, give two names, such as en and en2: as suffixes of two text "
-            "files, or with --columns '{en: NAME, en2: NAME}'."
+            "paraphrases or corrections, give two names, such as en and en2: as suffixes of two "
+            "text files, or with --columns '{en: NAME, en2: NAME}'."
         )
 
 
