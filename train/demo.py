@@ -12,6 +12,7 @@ import psutil
 
 from ..console import Interrupted, require_nonempty_path
 from ..records import read_text
+from .devices.distribution import num_usable_cores
 from .ending import STARTER_VARIABLE, noticing_requests
 from .evaluate import evaluate, score_table
 
@@ -39,7 +40,7 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
     command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     command += ["-m", "vanilla_transformer.train", "demo", "--output_dir", str(folder), "--resume"]
     # without this variable the launcher limits the process to one thread
-    environment = {"OMP_NUM_THREADS": str(os.cpu_count() or 1), **os.environ}
+    environment = {"OMP_NUM_THREADS": str(num_usable_cores()), **os.environ}
     environment[STARTER_VARIABLE] = str(os.getpid())
     status = _run_and_forward_signals(command, environment)
     if status:

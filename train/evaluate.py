@@ -1,6 +1,7 @@
 """Translate a split and score it: `accelerate launch -m vanilla_transformer.train.evaluate RUN`."""
 
 import argparse
+import contextlib
 import json
 import logging
 import re
@@ -23,16 +24,21 @@ from transformers import PreTrainedModel
 
 from ..atomic_files import write_atomically
 from ..configuration_vanilla_transformer import closest_name
-from ..console import add_trust_flag, parse_flags, require_nonempty_path, run_command
+from ..console import add_trust_flag, parse_flags, print_line, require_nonempty_path, run_command
 from ..identity_vanilla_transformer import difference_outside_layers
 from ..loading import check_local, load
 from ..pipeline_vanilla_transformer import TranslationPipeline, evaluating
 from ..records import read_text
-from .config import TrainConfig, bleu_tokenizer_of, check_columns
+from .config import TrainConfig, bleu_tokenizer_of, check_columns, refuse_one_language
 from .data.batches import IGNORED
 from .data.corpus import is_available_offline, load_translations, text_hash, texts_of
 from .data.leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find_leaks
-from .data.prepare import STREAMED_TEXT_REASON, add_validation_split, load_texts
+from .data.prepare import (
+    STREAMED_TEXT_REASON,
+    add_validation_split,
+    explaining_recipe,
+    load_texts,
+)
 from .data.tables import Columns
 from .devices.distribution import (
     COLLECTIVE_TIMEOUT,
@@ -346,8 +352,7 @@ def _resolve_request(request: _Request) -> Evaluation:
             "source_lang and target_lang must be given with dataset, source or sacrebleu, got one "
             "or none of them."
         )
-    if source_lang == target_lang:
-        raise ValueError(f"target_lang must differ from source_lang, got {source_lang!r} for both.")
+    refuse_one_language(source_lang, target_lang)
     columns = request.columns
     if columns is None and recipe is not None and _has_languages(recipe, source_lang, target_lang):
         columns = recipe.columns
@@ -467,23 +472,31 @@ def _load_texts(task: Evaluation) -> list[list[str]]:
         and _has_languages(recipe, *languages)
     ):
         recipe = None
-    splits = load_translations(
-        task.dataset,
-        task.name,
-        *languages,
-        revision=task.revision,
-        streaming=task.streaming,
-        columns=task.columns,
-        repair=task.split != "train",
-    )
+    explanation: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if task.recipe is not None and task.dataset == task.recipe.dataset:
+        path = Path(task.run, RECIPE_FILE)
+        flags = "--dataset, --source or --sacrebleu"
+        explanation = explaining_recipe(task.recipe, path, flags)
+    with explanation:
+        splits = load_translations(
+            task.dataset,
+            task.name,
+            *languages,
+            revision=task.revision,
+            streaming=task.streaming,
+            columns=task.columns,
+            repair=task.split != "train",
+        )
     if recipe is not None:
         splits = add_validation_split(splits, recipe)
         if recipe.validation_pairs is not None and task.split == "validation":
             _refuse_other_held_out_pairs(Path(task.run), recipe, splits["validation"])
     if task.split not in splits:
+        is_other_file = recipe is None and list(splits) == ["train"]
         raise ValueError(
             f"split must be one of {', '.join(splits)}, got {task.split!r}."
             + closest_name(task.split, list(splits))
+            + f" --split train scores all pairs of {task.dataset}." * is_other_file
             + " --source and --reference take a test set from text files."
         )
     return texts_of(splits[task.split].with_format("arrow")[:], languages, task.split)
@@ -810,9 +823,8 @@ def _refuse_unwritable(
                 pass
         (folder / "hypotheses").mkdir(parents=True, exist_ok=True)
         # fails if the name of the file is too long for the file system
-        _result_paths(folder, result_name)[0].stat()
-    except FileNotFoundError:
-        pass
+        with contextlib.suppress(FileNotFoundError):
+            _result_paths(folder, result_name)[0].stat()
     except OSError as error:
         raise ValueError(
             f"output_dir must be a folder that results can be written to, got {folder}: {error}"
@@ -912,7 +924,7 @@ def main(argv: list[str] | None = None) -> int:
     def print_table(argv: list[str]):
         table = run(argv)
         if table is not None:
-            sys.stdout.write(table + "\n")
+            print_line(table)
 
     return run_command(print_table, argv)
 

@@ -159,10 +159,18 @@ def read_recipe_file(recipe: str) -> tuple[dict[str, Any], list[dict[str, str]]]
 
     Raises:
         ValueError: If there is no such recipe, the file is not YAML or does not map names to
-            values, or a measured run does not have exactly the facts of `MEASURED_FACTS`.
+            values, the file is empty, or a measured run does not have exactly the facts of
+            `MEASURED_FACTS`.
     """
     path = _recipe_path(recipe)
-    settings = _parse_yaml(read_text(path), f"recipe {path}", "YAML")
+    text = read_text(path)
+    if not text.strip():
+        raise ValueError(
+            f"recipe {path} must have settings, such as dataset, source_lang and target_lang, got "
+            "an empty file. `vanilla-transformer new` writes a recipe for a corpus."
+        )
+    settings = _parse_yaml(text, f"recipe {path}", "YAML")
+    # the recipe paper-base has only a comment, because its settings are the defaults
     settings = {} if settings is None else settings
     if not isinstance(settings, dict):
         raise ValueError(f"recipe {path} must map names to values, got {shown(settings)}.")
@@ -249,6 +257,8 @@ def parse_arguments(
     parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
     parser.add_argument(
         DRY_RUN_FLAG,
+        # only for the help text: `_attach_dry_run_values` gives the flag its value
+        nargs="?",
         choices=[COMPUTED_PREVIEW, MEASURED_PREVIEW],
         metavar=MEASURED_PREVIEW,
         help="print the first pairs, the settings and the expected size and memory, then exit; "

@@ -23,15 +23,22 @@ from accelerate import PartialState
 from tqdm import tqdm
 
 from ..atomic_files import atomic_file, locked_folder, make_folder, remove, write_atomically
-from ..console import Interrupted, add_trust_flag, parse_flags, require_nonempty_path, run_command
+from ..console import (
+    Interrupted,
+    add_trust_flag,
+    parse_flags,
+    print_line,
+    require_nonempty_path,
+    run_command,
+)
 from ..loading import load
 from ..pipeline_vanilla_transformer import TranslationPipeline, max_source_tokens
 from ..records import TEXT, mapping, read_json, whole_number
 from ..tokenization.learning import tokenizer_hash
-from .config import TrainConfig
+from .config import TrainConfig, refuse_one_language
 from .data.corpus import texts_of
 from .data.mojibake import GARBLED
-from .data.prepare import load_texts
+from .data.prepare import explaining_recipe, load_texts
 from .data.text_files import lines_of, opened, read_lines, refuse_other_format
 from .devices.distribution import in_all_processes, leave_process_group, main_process_first
 from .ending import noticing_requests
@@ -162,7 +169,8 @@ def _training_rows(task: Task) -> list[datasets.Dataset]:
             f"source must be given, because only the stored training text of a run can be read, "
             f"got {actual}."
         )
-    rows: Any = load_texts(recipe).train
+    with explaining_recipe(recipe, Path(task.model, RECIPE_FILE), "--source"):
+        rows: Any = load_texts(recipe).train
     return rows
 
 
@@ -434,8 +442,7 @@ def _make_task(command: str, flags: dict[str, Any]) -> Task:
         raise ValueError(
             f"{' and '.join(missing_flags)} must be given for {model}, which is not a run folder."
         )
-    if languages["source"] == languages["target"]:
-        raise ValueError(f"target_lang must differ from source_lang, got {languages['target']!r}.")
+    refuse_one_language(languages["source"], languages["target"])
     if tag != one_line(tag).strip():
         raise ValueError(f"tag must be text of one line without spaces around it, got {tag!r}.")
     sampling_flags = [name for name in ("temperature", "top_k") if name in search]
@@ -529,7 +536,7 @@ def main(argv: list[str] | None = None) -> int:
             )
         summary = run(argv[0], argv[1:], f"vanilla_transformer.train.synthesize {argv[0]}")
         if summary is not None:
-            sys.stdout.write(summary + "\n")
+            print_line(summary)
 
     return run_command(print_summary, argv)
 

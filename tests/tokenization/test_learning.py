@@ -123,7 +123,11 @@ def test_progress_is_shown_on_stderr_or_not_at_all(capfd):
     [
         ([], {}, "at least one sentence, got none"),
         (["", {"de": ""}], {}, "at least one sentence, got none"),
-        (SENTENCES, {"vocab_size": SMALLEST - 1}, "vocab_size must be at least 260.* got 259"),
+        (
+            SENTENCES,
+            {"vocab_size": SMALLEST - 1},
+            "at least 260, for the special tokens and the single bytes, got 259",
+        ),
         (SENTENCES, {"max_sentences": 0}, "max_sentences must be at least 1, got 0"),
         (["fine", None], {}, "must be strings.* got None"),
         ([{"id": 5, "translation": ROWS[0]}], {}, "must be strings.* got 5"),

@@ -10,6 +10,7 @@ import pytest
 from vanilla_transformer.train.__main__ import main
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.recipe import (
+    RECIPES_FOLDER,
     load_config,
     parse_arguments,
     read_recipe_file,
@@ -163,7 +164,12 @@ def test_a_slip_is_refused_in_one_sentence(argv, message, capsys):
     [
         ("max_step: 5", "max_step is not a setting. Did you mean 'max_steps'"),
         ("max_steps: few", "max_steps must be of type int, got 'few'"),
+        ("max_steps: 1e-3", "max_steps must be of type int, got '1e-3'"),
+        ("max_steps: 1e999", "max_steps must be of type int, got '1e999'"),
+        ("max_steps: 1e30", "max_steps must be at most"),
         ("- 5", "must map names to values"),
+        ("", "must have settings, such as dataset, .* got an empty file"),
+        (" \n\n", "must have settings, such as dataset, .* got an empty file"),
         ("a: b: c", "must be YAML"),
         ("max_steps: 5\nseed: 2\nmax_steps: 7\n", "line 3, column 1: 'max_steps' is given twice"),
         ("measured: {device: x}", "measured must be a list of runs, each with device, time"),
@@ -270,6 +276,21 @@ def test_a_moved_run_does_not_resume_in_its_old_folder(tmp_path, monkeypatch):
     assert parse_arguments(["demo", "--resume"])[0].output_dir == "runs/demo"
 
 
+def test_a_whole_number_may_have_an_exponent(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("max_steps: 2e3\nwarmup_steps: 1E+2\n", encoding="utf-8")
+    config = load_config(str(path), {"eval_every_steps": "5e1"})
+    numbers = (config.max_steps, config.warmup_steps, config.eval_every_steps)
+    assert numbers == (2000, 100, 50)
+    assert all(type(number) is int for number in numbers)
+
+
+def test_a_copy_of_a_recipe_without_settings_has_the_defaults(tmp_path):
+    copy = tmp_path / "paper-base.yaml"
+    copy.write_bytes((RECIPES_FOLDER / "paper-base.yaml").read_bytes())
+    assert load_config(copy) == load_config("paper-base")
+
+
 def test_help_shows_a_value_as_the_flag_takes_it(capsys):
     with pytest.raises(SystemExit):
         parse_arguments(["--help"])
@@ -278,6 +299,7 @@ def test_help_shows_a_value_as_the_flag_takes_it(capsys):
     assert "store no copy (false)" in shown
     assert "sec. 5.3 (1e-09)" in shown
     assert "(None)" not in shown
+    assert "[--dry_run [measured]]" in shown
 
 
 def test_changed_settings_of_a_step_are_described():

@@ -20,6 +20,7 @@ from huggingface_hub import ModelCard
 from sacrebleu.dataset import DATASETS
 from torch.overrides import TorchFunctionMode
 
+from vanilla_transformer import cli
 from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import evaluate as evaluating
 from vanilla_transformer.train.data.leaks import describe_leaks
@@ -434,7 +435,55 @@ def test_the_data_of_an_evaluation_is_given_by_name():
 
 def test_equal_source_and_target_languages_are_refused(run, capsys):
     assert main([str(run), "--source_lang", "de"]) == 1
-    assert "target_lang must differ from source_lang, got 'de'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "target_lang must differ from source_lang, got 'de' for both. For paraphrases" in said
+
+
+def test_a_test_set_of_wmt_in_sgml_is_refused_with_the_command_that_extracts_it(
+    run, tmp_path, capsys
+):
+    path = tmp_path / "newstest.sgm"
+    path.write_text('<srcset><seg id="1">ant bee</seg></srcset>\n', encoding="utf-8")
+    assert main([str(run), "--source", str(path), "--reference", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "newstest.sgm must have a sentence on each line, got .sgm: write the text of its" in said
+    assert "`sacrebleu -t wmt14 -l en-de --echo src`" in said
+
+
+def test_a_missing_corpus_of_a_recipe_is_not_reported_as_an_argument(run, tmp_path, capsys):
+    elsewhere = shutil.copytree(run, tmp_path / "elsewhere")
+    config = read_recipe(elsewhere)
+    # a path that is relative to the folder of the training
+    save_config(dataclasses.replace(config, dataset="texts/of/mine"), elsewhere / "recipe.yaml")
+    note = (
+        f"({elsewhere / 'recipe.yaml'} names this dataset; a relative path begins in the folder in "
+        "which the training was started: run the command there, or give another text with "
+    )
+    assert main([str(elsewhere)]) == 1
+    said = capsys.readouterr().err
+    assert f"got 'texts/of/mine': no such folder {note}--dataset, --source or " in said
+    out = tmp_path / "distilled"
+    assert cli.main(["distill", str(elsewhere), "--output_dir", str(out)]) == 1
+    assert f"got 'texts/of/mine': no such folder {note}--source)." in capsys.readouterr().err
+    # here the user names the dataset
+    assert main([str(elsewhere), "--dataset", "texts/of/others"]) == 1
+    assert "got 'texts/of/others': no such folder.\n" in capsys.readouterr().err
+
+
+def test_the_only_split_of_a_file_is_proposed(run, tmp_path, capsys):
+    table = tmp_path / "pairs.tsv"
+    table.write_text("en\tde\nant\tbee\n", encoding="utf-8")
+    assert main([str(run), "--dataset", str(table)]) == 1
+    said = capsys.readouterr().err
+    assert f"got 'test'. --split train scores all pairs of {table}. --source and" in said
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no folder in which none can be made")
+def test_a_folder_that_cannot_be_made_is_refused_before_the_translation(run, capsys, monkeypatch):
+    monkeypatch.setattr(evaluating, "translate_shared", lambda *_, **__: pytest.fail("translated"))
+    assert main([str(run), "--output_dir", "/proc/no/folder"]) == 1
+    said = capsys.readouterr().err
+    assert "output_dir must be a folder that results can be written to, got /proc/no/folder" in said
 
 
 def test_an_end_of_line_inside_a_text_does_not_shift_lines(run, tmp_path):

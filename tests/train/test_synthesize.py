@@ -304,7 +304,7 @@ def test_a_model_without_a_recipe_needs_languages_and_text(run, tmp_path, capsys
     assert main(words) == 1
     assert "source_lang and target_lang must be given for" in capsys.readouterr().err
     assert main([*words, "--source_lang", "en", "--target_lang", "en"]) == 1
-    assert "target_lang must differ from source_lang, got 'en'." in capsys.readouterr().err
+    assert "target_lang must differ from source_lang, got 'en' for both." in capsys.readouterr().err
     words += ["--source_lang", "en", "--target_lang", "xx"]
     assert main(words) == 1
     assert "source must be given, because only the stored training text" in capsys.readouterr().err

@@ -236,6 +236,7 @@ def _refuse_unloadable(dataset: str, *languages: str):
             "dataset must be a file of records (.jsonl, .json, .parquet or .arrow), a table (.tsv "
             "or .csv), a translation memory (.tmx), or the prefix of two text files, before "
             f".{languages[0]} and .{languages[1]}, got {dataset!r}."
+            + _closest_prefix(path, languages)
         )
     # refuse a folder whose tables or memories have other names: `datasets` would load these files,
     # but would parse them by other rules
@@ -248,6 +249,16 @@ def _refuse_unloadable(dataset: str, *languages: str):
     is_address = "://" in dataset or dataset.startswith("buckets/")
     if not (path.exists() or _prepared_folder(dataset).is_dir() or is_address):
         check_local(dataset, "dataset must be a file, a folder or a Hub name", "dataset")
+
+
+def _closest_prefix(path: Path, languages: Sequence[str]) -> str:
+    """Return a sentence with the prefix of two text files, if a path is that of one of them."""
+    name = str(path.with_suffix("") if path.suffix in COMPRESSIONS else path)
+    for language in languages:
+        prefix = name.removesuffix(f".{language}")
+        if prefix != name and all(_find_files(prefix, language) for language in languages):
+            return f" Did you mean the prefix {prefix!r}?"
+    return ""
 
 
 def _prepared_folder(dataset: str) -> Path:

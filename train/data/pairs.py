@@ -332,7 +332,9 @@ def refuse_unusable(counts: Mapping[str, int], corpus: str) -> None:
     """
     if 2 * counts["wrong_encoding"] > sum(counts.values()):
         raise ValueError(
-            f"{corpus} must be UTF-8 in at least half of its pairs, got {format_counts(counts)}."
+            f"{corpus} must be UTF-8 without signs of a wrong encoding, such as Ã¼, U+FFFD and the "
+            "control characters U+0080 to U+009F, in at least half of its pairs, got "
+            f"{format_counts(counts)}."
         )
     if counts["kept"] == 0:
         raise ValueError(

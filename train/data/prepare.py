@@ -3,8 +3,10 @@
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -13,7 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config import TrainConfig
 from .batches import BatchPlan, Collator, TrainingSteps, compute_shares
-from .corpus import dataset_commit, describe_pair_files, load_translations, text_hash, texts_of
+from .corpus import (
+    dataset_commit,
+    describe_pair_files,
+    is_available_offline,
+    load_translations,
+    text_hash,
+    texts_of,
+)
 from .held_out import drop_overlapping_pairs, hold_out
 from .leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find_leaks
 from .mojibake import GARBLED
@@ -377,13 +386,41 @@ def _prepare_validation(
     return None, "none"
 
 
+@contextmanager
+def explaining_recipe(recipe: TrainConfig, path: Path, flags: str) -> Iterator[None]:
+    """Add to an error about a missing corpus that a recipe names it, and where a path begins.
+
+    Args:
+        recipe: Settings of a run.
+        path: File of the recipe.
+        flags: Flags of the command that choose another text.
+
+    Raises:
+        ValueError: The error of the block.
+    """
+    try:
+        yield
+    except ValueError as error:
+        corpora = [recipe.dataset, *(corpus["dataset"] for corpus in recipe.mix)]
+        languages = recipe.source_lang, recipe.target_lang
+        if not all(is_available_offline(dataset, *languages) for dataset in corpora):
+            error.add_note(
+                f"{path} names this dataset; a relative path begins in the folder in which the "
+                f"training was started: run the command there, or give another text with {flags}"
+            )
+        raise
+
+
 def _describe_held_out(num_pairs: int, texts: Texts) -> str:
     first_count, *other_counts = texts.left_out_counts
     excluded_counts = (first_count - num_pairs, *other_counts)
     exclusions = ", ".join(
         f"{count:,} of {name}" for count, name in zip(excluded_counts, texts.names, strict=True)
     )
-    return f"{num_pairs:,} pairs for validation; left out with one of their sentences: {exclusions}"
+    unit, owner = ("pair", "its") if num_pairs == 1 else ("pairs", "their")
+    return (
+        f"{num_pairs:,} {unit} for validation; left out with one of {owner} sentences: {exclusions}"
+    )
 
 
 def _report_leaks(config: TrainConfig, texts: Texts) -> str:

@@ -48,9 +48,20 @@ COMPRESSIONS: dict[str, Callable[..., Any]] = {
 OTHER_FORMATS = (
     *(".csv", ".jsonl", ".json", ".parquet"),
     *(".srt", ".vtt", ".ass", ".ssa", ".sbv"),
-    *(".html", ".htm", ".xml", ".xliff", ".xlf", ".tmx", ".po"),
-    *(".docx", ".odt", ".pdf"),
+    *(".html", ".htm", ".xhtml", ".xml", ".sgm", ".sgml"),
+    *(".xliff", ".xlf", ".sdlxliff", ".mxliff", ".tmx", ".po", ".pot"),
+    *(".doc", ".docx", ".odt", ".rtf", ".pdf", ".epub", ".xls", ".xlsx", ".ods"),
+    *(".tar", ".tgz", ".zip"),
 )
+# what to do with a file that does not have a sentence on each line, by suffix
+ADVICE = {
+    **dict.fromkeys(
+        (".sgm", ".sgml", ".xml"),
+        "write the text of its segments to a text file, one on each line, or take a test set of "
+        "WMT from sacreBLEU, such as `sacrebleu -t wmt14 -l en-de --echo src`",
+    ),
+    **dict.fromkeys((".tar", ".tgz", ".zip"), "unpack it, and give a text file"),
+}
 # longest line in a file or a pipe, line feed included
 MAX_LINE_BYTES = 1 << 20
 
@@ -159,7 +170,7 @@ def refuse_other_format(
     Args:
         path: Path of the file, plain or compressed.
         supported: Suffixes that are allowed.
-        advice: What to do with the file, by suffix.
+        advice: What to do with the file, by suffix, before `ADVICE`.
 
     Raises:
         ValueError: If the suffix is one of `OTHER_FORMATS` and is not supported.
@@ -167,7 +178,7 @@ def refuse_other_format(
     path = Path(path)
     suffix = Path(path.stem if path.suffix in COMPRESSIONS else path.name).suffix.lower()
     if suffix in OTHER_FORMATS and suffix not in supported:
-        what_to_do = (advice or {}).get(
+        what_to_do = {**ADVICE, **(advice or {})}.get(
             suffix, "write its sentences to a text file, one on each line"
         )
         raise ValueError(f"{path} must have a sentence on each line, got {suffix}: {what_to_do}.")

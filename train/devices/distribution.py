@@ -311,8 +311,15 @@ def _warn_of_other_precision(precision: str, accelerator: Accelerator):
         )
 
 
+def num_usable_cores() -> int:
+    """Return the number of cores that this process may use, which `taskset` and SLURM limit."""
+    # macOS and Windows cannot limit a process to some cores in this way
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+
+
 def _warn_of_idle_cores(accelerator: Accelerator):
-    threads, cores = torch.get_num_threads(), os.cpu_count()
+    threads, cores = torch.get_num_threads(), num_usable_cores()
     if accelerator.device.type == "cpu" and threads * accelerator.num_processes < cores:
         logger.warning(
             "Each process uses %d of %d cores. Set OMP_NUM_THREADS=%d before the command to use "

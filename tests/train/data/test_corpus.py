@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import datasets
 import pyarrow as pa
@@ -215,6 +216,19 @@ def test_a_missing_dataset_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=sentence):
             load_translations(str(tmp_path / name), None, "en", "de")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_one_of_two_text_files_names_their_prefix(suffix, tmp_path):
+    prefix = tmp_path / "news.v1"
+    for language in ("en", "pt_BR"):
+        Path(f"{prefix}.{language}{suffix}").touch()
+        Path(f"{tmp_path / 'alone'}.{language}x").touch()
+    for language in ("en", "pt_BR"):
+        with pytest.raises(ValueError, match=rf"Did you mean the prefix '{prefix}'\?"):
+            load_translations(f"{prefix}.{language}{suffix}", None, "en", "pt_BR")
+    with pytest.raises(ValueError, match=r"got '.*alone\.enx'\.$"):
+        load_translations(str(tmp_path / "alone.enx"), None, "en", "pt_BR")
 
 
 def test_a_dataset_script_is_refused(tmp_path):

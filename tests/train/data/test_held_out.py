@@ -62,6 +62,13 @@ def test_no_sentence_of_the_held_out_pairs_is_trained_on(table, tmp_path):
     assert f"{path}: kept {len(expected[0])}," in data.facts["cleaning"]
 
 
+def test_one_held_out_pair_is_no_plural(table, tmp_path):
+    _, data = train_toys.prepared(config_of(table[0], tmp_path, validation_pairs=1))
+    assert data.facts["held_out"].startswith(
+        "1 pair for validation; left out with one of its sentences: "
+    )
+
+
 def test_the_seed_decides_which_pairs_are_held_out(table, tmp_path):
     drawn = [
         pairs_of(

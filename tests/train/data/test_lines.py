@@ -121,7 +121,22 @@ def test_a_column_that_is_not_there_is_refused(
     assert captured.out.splitlines() == expected
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.HTML", "a.docx", "a.tmx.gz", "a.po"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.jsonl",
+        "a.json",
+        "a.HTML",
+        "a.docx",
+        "a.tmx.gz",
+        "a.po",
+        "a.SGM",
+        "a.sgml.gz",
+        "a.sdlxliff",
+        "a.rtf",
+        "a.tar.gz",
+    ],
+)
 def test_a_file_of_another_format_is_refused(model, tmp_path, capsys, name):
     path, suffix = tmp_path / name, name.removesuffix(".gz")[1:].lower()
     path.write_text("dogs\n")

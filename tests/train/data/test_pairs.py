@@ -198,7 +198,12 @@ def test_untrainable_pairs_are_dropped_before_fine_tuning(caplog):
         ),
         (
             [("caf\ufffd", "b"), ("\ufffd", "b"), GOOD],
-            "news must be UTF-8 in at least half of its pairs, got kept 1, wrong_encoding 2",
+            "news must be UTF-8 without signs .* in at least half of its pairs, got kept 1, wrong",
+        ),
+        # valid UTF-8
+        (
+            [("a\x85b", "c"), GOOD, ("d", "\x92e")],
+            r"such as .* control characters U\+0080 to U\+009F",
         ),
     ],
 )

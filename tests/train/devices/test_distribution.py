@@ -607,3 +607,17 @@ def test_idle_tensor_cores_are_mentioned(
     accelerator = SimpleNamespace(device=torch.device("cuda"), is_main_process=True)
     distribution._warn_of_idle_tensor_cores(precision, accelerator)
     assert ("--precision bf16 computes several times as fast" in caplog.text) == is_said
+
+
+@pytest.mark.parametrize(
+    ("usable", "said"),
+    [({5}, ""), ({2, 5}, "Each process uses 1 of 2 cores. Set OMP_NUM_THREADS=2 before")],
+)
+def test_only_cores_that_the_process_may_use_are_idle(usable, said, monkeypatch, caplog):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: usable, raising=False)
+    accelerator = SimpleNamespace(device=torch.device("cpu"), num_processes=1)
+    distribution._warn_of_idle_cores(accelerator)
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.text)
