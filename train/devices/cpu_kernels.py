@@ -262,10 +262,10 @@ class _Bf16Attention(torch.autograd.Function):
             rows = slice(start, start + ctx.size * ctx.heads)
             weights, grad = all_weights[rows], grad_output[rows]
             torch.bmm(weights.transpose(1, 2), grad, out=of_value[rows])
-            of_weights = torch.bmm(grad, value[rows].transpose(1, 2)).float()
-            of_scores = torch.ops.aten._softmax_backward_data(
-                of_weights, weights.float(), -1, torch.float32
-            )
+            # the gradient of the softmax: w (g - sum(w g))
+            single_weights = weights.float()
+            of_scores = torch.bmm(grad, value[rows].transpose(1, 2)).float().mul_(single_weights)
+            of_scores.addcmul_(single_weights, of_scores.sum(-1, keepdim=True), value=-1)
             of_scores = of_scores.mul_(ctx.scaling).to(query.dtype)
             torch.bmm(of_scores, key[rows], out=of_query[rows])
             torch.bmm(of_scores.transpose(1, 2), query[rows], out=of_key[rows])
