@@ -25,7 +25,7 @@ from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
 # field of a generation configuration; Whisper's has the same name
 HEADS_FIELD = "alignment_heads"
 # prefixes of modules whose attention functions compute equation (1) but may not return its weights
-KNOWN_ATTENTION = ("transformers.", "vanilla_transformer.")
+KNOWN_CODE = ("transformers.", "vanilla_transformer.")
 # maximum number of heads whose weights are averaged
 MOST_HEADS = 16
 # number of tokens whose texts are computed together; as many tokens before them are decoded again
@@ -75,7 +75,7 @@ def return_weights(model: PreTrainedModel) -> Callable[[], Any]:
     implementation = model.config._attn_implementation
     # None for "eager", which is not in the registry
     function = ALL_ATTENTION_FUNCTIONS.get(implementation)
-    if function is not None and function.__module__.startswith(KNOWN_ATTENTION):
+    if function is not None and function.__module__.startswith(KNOWN_CODE):
         model.set_attn_implementation("eager")
     return partial(model.set_attn_implementation, implementation)
 
@@ -126,16 +126,16 @@ def head_weights(
         name: tensor.repeat_interleave(targets_per_source, dim=0) for name, tensor in inputs.items()
     }
     with changed(model, return_weights):
-        # the encoder runs by itself, so that its attention weights, which nobody reads, are not
-        # kept. The source tokens are passed too: without them, FSMT does not hide later target
-        # tokens. The model without its head computes no logits
-        encoder_outputs = model.get_encoder()(**repeated_inputs)
-        output = model.base_model(
-            **repeated_inputs,
-            encoder_outputs=encoder_outputs,
-            decoder_input_ids=ids,
-            output_attentions=True,
-            use_cache=False,
+        caller: nn.Module = model
+        is_changed = "forward" in vars(model) or model._forward_hooks or model._forward_pre_hooks
+        if type(model).forward.__module__.startswith(KNOWN_CODE) and not is_changed:
+            # the encoder runs by itself, so that its attention weights, which nobody reads, are not
+            # kept. The source tokens are passed too: without them, FSMT does not hide later target
+            # tokens. The model without its head computes no logits
+            repeated_inputs["encoder_outputs"] = model.get_encoder()(**repeated_inputs)
+            caller = model.base_model
+        output = caller(
+            **repeated_inputs, decoder_input_ids=ids, output_attentions=True, use_cache=False
         )
         layer_weights = weights_of(output, model)
     if heads is None:

@@ -215,8 +215,12 @@ def difference_below_head(model: PreTrainedModel) -> str | None:
         A clause that names the module and its difference, or None if there is none.
     """
     modules: list[tuple[str, Any, Any]] = []
+    children = vars(model)["_modules"]
+    for name in children:
+        if name not in SUBMODULES[HEAD[0]]:
+            return f"{name} is a module that the released model does not have"
     for name, allowed_classes in SUBMODULES[HEAD[0]].items():
-        _collect_modules(name, vars(model)["_modules"].get(name), allowed_classes, modules)
+        _collect_modules(name, children.get(name), allowed_classes, modules)
     return _difference_in_modules(modules, model)
 
 

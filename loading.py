@@ -215,14 +215,24 @@ def _load_with_adapters(
     entries = read_json(
         Path(cached_file(str(adapters), ADAPTER_FILE)), mapping({"base_model_name_or_path": TEXT})
     )
-    model, tokenizer = load_run(entries["base_model_name_or_path"], trust_remote_code, of_library)
+    base = entries["base_model_name_or_path"]
+    if Path(base, ADAPTER_FILE).is_file() and not Path(base, CONFIG_NAME).is_file():
+        raise ValueError(
+            f"adapters {str(adapters)!r} must have a base model, got {base!r}, which holds "
+            "adapters too."
+        )
+    model, tokenizer = load_run(base, trust_remote_code, of_library)
     if _has_file(adapters, TOKENIZER_CONFIG_FILE):
         tokenizer = read_tokenizer(adapters, trust_remote_code)
     if not (_has_file(adapters, SAFETENSORS_WEIGHTS_NAME) or _has_file(adapters, WEIGHTS_NAME)):
         raise ValueError(f"adapters {str(adapters)!r} must have {SAFETENSORS_WEIGHTS_NAME}.")
     try:
         model = PeftModel.from_pretrained(model, str(adapters)).merge_and_unload()
-    except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
+    except SafetensorError as error:
+        raise ValueError(f"adapters {str(adapters)!r} cannot be read: {error}.") from error
+    # peft has no error of its own: an unknown method is a KeyError, one that cannot be merged is an
+    # AttributeError
+    except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"adapters {str(adapters)!r} cannot be loaded: {error}") from error
     check_tokenizer(model, tokenizer)
     return model, tokenizer

@@ -111,6 +111,42 @@ def test_weights_are_those_of_the_row_that_predicts_a_token(translate):
     translate.model.set_attn_implementation("sdpa")
 
 
+class NextIds(VanillaTransformerForConditionalGeneration):
+    def forward(self, input_ids=None, **inputs):
+        return super().forward(input_ids=input_ids + 1, **inputs)
+
+
+def with_class(model):
+    model.__class__ = NextIds
+
+
+def with_hook(model):
+    model.register_forward_pre_hook(
+        lambda module, args, inputs: (args, {**inputs, "input_ids": inputs["input_ids"] + 1}),
+        with_kwargs=True,
+    )
+
+
+def with_instance_forward(model):
+    forward = model.forward
+    model.forward = lambda input_ids, **inputs: forward(input_ids=input_ids + 1, **inputs)
+
+
+@pytest.mark.parametrize("change", [with_class, with_hook, with_instance_forward])
+def test_a_changed_forward_computes_the_weights(small_model, change):
+    torch.manual_seed(0)
+    model = small_model()
+    ids = torch.randint(5, 20, (2, 6))
+    targets = [[5, 6, 7], [8, 9]]
+    expected = head_weights(model, {"input_ids": ids + 1}, targets)
+    unchanged = head_weights(model, {"input_ids": ids}, targets)
+    change(model)
+    found = head_weights(model, {"input_ids": ids}, targets)
+    for weights, wanted, other in zip(found, expected, unchanged, strict=True):
+        torch.testing.assert_close(weights, wanted)
+        assert (weights - other).abs().max() > 1e-3
+
+
 def test_an_alignment_keeps_no_weights_of_the_encoder_and_computes_no_logits(
     translate, monkeypatch
 ):

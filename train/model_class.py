@@ -110,8 +110,9 @@ def _load_module(path: Path, saved_copy: Path | None) -> ModuleType:
     if not path.is_file() and existing_copy is None:
         raise ValueError(f"model_class must be FILE.py:CLASS, and the file {path} does not exist.")
     path = (path if existing_copy is None or path.is_file() else existing_copy).resolve()
-    # a name of its own, so that `import utils` elsewhere does not find a user's utils.py
-    module_name, code = f"{__name__}.{path.stem}", path.read_bytes()
+    # a name of its own, so that `import utils` elsewhere does not find a user's utils.py. No module
+    # of the package has this name, because the code is not the package's
+    module_name, code = f"vanilla_transformer_model_class.{path.stem}", path.read_bytes()
     loaded_module = sys.modules.get(module_name)
     # a file that was edited is loaded again
     if loaded_module is not None and _LOADED_CODE[loaded_module] == code:

@@ -351,13 +351,19 @@ def test_adapters_without_a_base_model_say_what_is_missing(base, tmp_path, monke
     with pytest.raises(ValueError, match=r"base_model_name_or_path"):
         load_run(folder)
     entries = {"peft_type": "LORA", "target_modules": ["q_proj"], "r": 2}
-    for base_name, message in (
-        (str(base), r"adapters '.*' must have adapter_model.safetensors"),
-        ("no/such", "'no/such'"),
-    ):
-        config.write_text(json.dumps({**entries, "base_model_name_or_path": base_name}), "utf-8")
+
+    def refuse(base_name, message, **changes):
+        content = {**entries, "base_model_name_or_path": str(base_name), **changes}
+        config.write_text(json.dumps(content), "utf-8")
         with pytest.raises(ValueError, match=message):
             load_run(folder)
+
+    refuse("no/such", "'no/such'")
+    refuse(folder, "must have a base model, got '.*adapters', which holds adapters")
+    refuse(base, r"adapters '.*' must have adapter_model.safetensors")
+    (folder / "adapter_model.safetensors").write_bytes(b"no weights")
+    refuse(base, r"adapters '.*' cannot be read: ")
+    refuse(base, r"adapters '.*' cannot be loaded: 'FOO'", peft_type="FOO")
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r"holds adapters, which need peft.*pip install peft"):
         load_run(folder)

@@ -19,6 +19,7 @@ from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer.alignment_vanilla_transformer import changed, return_weights
 from vanilla_transformer.cli import main
 from vanilla_transformer.loading import load_run
 from vanilla_transformer.publishing import export_for_hub
@@ -605,6 +606,26 @@ def test_an_attention_function_of_a_users_class_is_set_by_the_class(corpus, tmp_
             model_class="gated.py:Gated",
             model={"attn_implementation": "eager"},
         )
+
+
+def test_an_attention_function_of_a_users_file_computes_the_alignment(corpus, tmp_path):
+    text = f"from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS\n{GATED}"
+    text += """
+
+def own_attention(module, query, key, value, mask, **kwargs):
+    return value.new_zeros(query.shape).transpose(1, 2), value.new_ones(1)
+
+
+ALL_ATTENTION_FUNCTIONS["own_attention"] = own_attention
+"""
+    path = tmp_path / "gated_own.py"
+    path.write_text(text, encoding="utf-8")
+    config = train_toys.toy_config(corpus, tmp_path / "run", model_class=f"{path}:Gated")
+    model_class = model_class_of(config)
+    model = model_class(model_class.config_class(**train_toys.toy_model().config.to_diff_dict()))
+    model.set_attn_implementation("own_attention")
+    with changed(model, return_weights):
+        assert model.config._attn_implementation == "own_attention"
 
 
 def test_dropout_of_a_users_class_stays_the_users(corpus, tmp_path, forgotten):

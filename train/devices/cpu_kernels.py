@@ -118,14 +118,14 @@ class _OneDnnProduct(torch.autograd.Function):
         return onednn_product(x, weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad_output = grad_output.contiguous()
         of_x, of_weight, of_bias = ctx.needs_input_grad
+        # a loss may contain a gradient, so the products have gradients themselves
         return (
-            onednn_product(grad_output, weight.T) if of_x else None,
-            onednn_product(grad_output.T, x.T) if of_weight else None,
+            _OneDnnProduct.apply(grad_output, weight.T, None) if of_x else None,
+            _OneDnnProduct.apply(grad_output.T, x.T, None) if of_weight else None,
             grad_output.sum(0) if of_bias else None,
         )
 
@@ -165,7 +165,6 @@ class _Drop(torch.autograd.Function):
         return x * ctx.is_kept.to(x.dtype).mul_(ctx.scale)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         return grad_output * ctx.is_kept.to(grad_output.dtype).mul_(ctx.scale), None
 
@@ -240,7 +239,7 @@ class _Bf16Attention(torch.autograd.Function):
         query, key, value = (each.flatten(0, 1).contiguous() for each in (query, key, value))
         weights = query.new_empty(len(query), length, key.shape[1])
         context = query.new_empty(len(query), length, value.shape[2])
-        size = max(1, SCORES_IN_CACHE // (heads * length * key.shape[1]))
+        size = max(1, SCORES_IN_CACHE // max(1, heads * length * key.shape[1]))
         for start in range(0, batch, size):
             rows = slice(start * heads, (start + size) * heads)
             scores = torch.bmm(query[rows], key[rows].transpose(1, 2)).float().mul_(scaling)

@@ -124,7 +124,8 @@ def save_checkpoint(
     except Exception as error:
         free_text = free_space(folder)
         shutil.rmtree(unfinished, ignore_errors=True)
-        if not (isinstance(error, OSError) or is_disk_full(error)):
+        # safetensors has an error of its own for a failed write
+        if not (isinstance(error, OSError | SafetensorError) or is_disk_full(error)):
             raise
         earlier_checkpoints = checkpoints(folder)
         intact_text = (

@@ -225,6 +225,12 @@ def test_a_model_class_of_a_user_trains_with_the_kernels_if_its_modules_are_rele
     output = model(**toy_batch)
     torch.testing.assert_close(output.loss, output.logits.logsumexp(-1).mean())
 
+    # an own module may be used in any way
+    model = OwnLoss(train_toys.toy_model(dropout=0.1).config).train()
+    model.own = torch.nn.Dropout(0.1)
+    use_cpu_kernels(model, is_half=True)
+    assert {type(model.own), type(model.model.encoder.dropout)} == {torch.nn.Dropout}
+
     changed = train_toys.toy_model(dropout=0.1).train()
     changed.model.decoder.layers[1].feed_forward.__class__ = OwnFeedForward
     use_cpu_kernels(changed, is_half=True)

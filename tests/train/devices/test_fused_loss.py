@@ -367,6 +367,28 @@ def test_weights_hooks_and_search_stay_where_products_are_onednns(batch, onednn)
     assert reason_against_engine(model) == "model.decoder.layers.1.dropout is in training mode"
 
 
+def test_a_loss_may_contain_a_gradient(batch, onednn):
+    def penalty(model):
+        torch.manual_seed(5)
+        inputs = {name: batch[name] for name in ("input_ids", "decoder_input_ids")}
+        weights = [model.lm_head.weight, model.model.decoder.layers[0].feed_forward.fc1.weight]
+        loss = model(**inputs).logits.square().mean()
+        gradients = torch.autograd.grad(loss, weights, create_graph=True)
+        return taken(model, sum(gradient.square().sum() for gradient in gradients))
+
+    model = train_toys.toy_model(dropout=0.0).train()
+    model.set_attn_implementation("eager")
+    expected = penalty(model)
+    use_cpu_kernels(model, is_half=False)
+    torch.testing.assert_close(penalty(model), expected, rtol=1e-4, atol=1e-6)
+    # dropout too has a second derivative: twice as large an input drops the same elements
+    x = torch.randn(50, requires_grad=True)
+    torch.manual_seed(5)
+    (gradient,) = torch.autograd.grad(CheapDropout(0.5)(x).square().sum(), x, create_graph=True)
+    gradient.sum().backward()
+    assert set(x.grad.tolist()) == {0.0, 8.0}
+
+
 def test_products_do_not_break_a_compiled_graph(batch, onednn):
     model = train_toys.toy_model(dropout=0.0).train()
     inputs = {name: batch[name] for name in ("input_ids", "decoder_input_ids")}

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import train_toys
+from safetensors import SafetensorError
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, atomic_files
 from vanilla_transformer.train.run_folder import checkpoint as checkpointing
@@ -210,6 +211,16 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_names_it(tmp_path, monkeypat
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
     assert len(checkpoints(tmp_path)) == 1
+
+
+def test_an_error_of_safetensors_names_the_intact_checkpoint(tmp_path, monkeypatch):
+    def fail(*args, **options):
+        raise SafetensorError("I/O error: Input/output error (os error 5)")
+
+    save(tmp_path, 4)
+    monkeypatch.setattr(VanillaTransformerForConditionalGeneration, "save_pretrained", fail)
+    with pytest.raises(OSError, match=r"step-5 cannot be written .*step-4 is intact.*os error 5"):
+        save(tmp_path, 5)
 
 
 def test_an_error_that_is_not_of_the_disk_keeps_its_words_and_leaves_no_files(
