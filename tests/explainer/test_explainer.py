@@ -300,7 +300,7 @@ def test_bad_input_of_the_command_ends_in_one_sentence(
     assert not (tmp_path / "new").exists()
     monkeypatch.setattr(command, "PAGE", tmp_path / "none")
     assert main(["explain"]) == 1
-    assert "`make explainer` builds it, and needs Node.js." in capsys.readouterr().err
+    assert "Build it with `make explainer`, which needs Node.js." in capsys.readouterr().err
     monkeypatch.setattr(command, "PAGE", built)
     monkeypatch.delitem(sys.modules, "vanilla_transformer.explainer.files")
     monkeypatch.delitem(sys.modules, "vanilla_transformer.explainer.graphs")

@@ -123,9 +123,9 @@ def test_a_step_neither_waits_nor_copies_from_memory_that_is_not_pinned(corpus, 
     steps = []
     step = loop.training_step
 
-    def profiled(*arguments):
+    def profiled(*arguments, **settings):
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
-            result = step(*arguments)
+            result = step(*arguments, **settings)
         steps.append([event.name for event in trace.events()])
         return result
 

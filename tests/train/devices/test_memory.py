@@ -230,7 +230,7 @@ def test_other_processes_have_other_memory(corpus, tmp_path, monkeypatch):
 
 
 def test_out_of_memory_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys):
-    def full(*given):
+    def full(*given, **settings):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
     recipe = train_toys.write_recipe(
@@ -245,7 +245,7 @@ def test_out_of_memory_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsy
 
 
 def test_another_error_of_a_step_is_not_taken_for_out_of_memory(corpus, tmp_path, monkeypatch):
-    def broken(*given):
+    def broken(*given, **settings):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr(loop, "training_step", broken)
