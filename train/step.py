@@ -118,15 +118,17 @@ def batch_loss_sum(
             return fused_loss_sum(model, **inputs, label_smoothing=label_smoothing)
     # DistributedDataParallel reduces gradients over processes only after its own forward, so the
     # fused loss replaces the forward that it calls
-    original_forward, model.module.forward = (
-        model.module.forward,
-        partial(fused_loss_sum, model.module),
-    )
+    module = model.module
+    # accelerate sets a forward on the instance; usually there is only that of the class
+    forward_before = vars(module).get("forward")
+    module.forward = partial(fused_loss_sum, module)
     try:
         with accelerator.autocast():
             return model(**inputs, label_smoothing=label_smoothing)
     finally:
-        model.module.forward = original_forward
+        del module.forward
+        if forward_before is not None:
+            module.forward = forward_before
 
 
 def mask_for_sdpa(batch: dict[str, Tensor], keeps_mask: bool = False) -> dict[str, Tensor]:

@@ -1,12 +1,17 @@
 """Training step with the loss of section 5.4, in which all tokens weigh the same."""
 
+import contextlib
+import functools
 import math
+from types import SimpleNamespace
 
 import equations
 import pytest
 import torch
 import train_toys
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vanilla_transformer.train import step
@@ -92,6 +97,34 @@ def test_how_a_step_is_split_does_not_matter(model, batch):
     assert float(split_result.loss) == pytest.approx(float(whole_result.loss), abs=1e-6)
     torch.testing.assert_close(split, whole, rtol=1e-5, atol=1e-6)
     assert not torch.equal(whole["lm_head.weight"], model.lm_head.weight)
+
+
+@pytest.mark.parametrize("has_own_forward", [False, True])
+def test_every_batch_of_several_processes_takes_the_fused_loss(
+    model, batch, tmp_path, has_own_forward
+):
+    label_indices = (batch["labels"].flatten() != IGNORED).nonzero()[:, 0]
+    inputs = {**batch, "label_indices": label_indices}
+    if has_own_forward:
+        # as accelerate does with mixed precision
+        model._original_forward, model.forward = model.forward, functools.partial(model.forward)
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        replica = DistributedDataParallel(model)
+        accelerator = SimpleNamespace(
+            distributed_type=DistributedType.MULTI_CPU, autocast=contextlib.nullcontext
+        )
+        before = dict(vars(model))
+        losses = []
+        for _ in range(2):
+            assert step.takes_fused_loss(accelerator, replica)
+            losses.append(step.batch_loss_sum(accelerator, replica, inputs, 0.1))
+            losses[-1].backward()
+            assert vars(model) == before
+        assert torch.equal(*losses)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def everything(model, optimizer):
