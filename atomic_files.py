@@ -15,13 +15,14 @@ from filelock import FileLock, Timeout
 LOCK_FILE = ".lock"
 # error numbers: disk full, quota exceeded, file larger than the file system allows
 DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None), errno.EFBIG)
-# texts in the errors of libraries on a full disk, which have no error number: those of Rust, and
-# the name and the source file of torch's writer
+# texts in the errors of libraries on a full disk, which have no error number: those of Rust, the
+# name and the source file of torch's writer, and that of C++'s streams, which torch writes with
 DISK_FULL_TEXTS = (
     "No space left",
     *(f"(os error {number})" for number in DISK_FULL),
     "PytorchStreamWriter",
     "inline_container.cc",
+    "iostream error",
 )
 # error numbers: permission denied, operation not permitted, read-only file system
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)

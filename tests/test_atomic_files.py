@@ -275,6 +275,11 @@ except Exception as error:
     assert done.stdout == "recognized\n"
 
 
+def test_the_error_of_torchs_streams_is_recognized():
+    # torch raises it at the end of a file for which a tmpfs has no room
+    assert is_disk_full(RuntimeError("basic_ios::clear: iostream error"))
+
+
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), PermissionError(13, "denied")])
 def test_another_error_is_not_a_full_disk(error):
     assert not is_disk_full(error)
