@@ -1002,6 +1002,6 @@ RELEASED: dict[str, dict[str, str]] = {
     "cpu_kernels": {
         "CheapDropout": "1b7589462f4f3fd4",
         "OneDnnLinear": "2266c24038f7c178",
-        "half_precision_attention": "f8bc949da3d9c206",
+        "half_precision_attention": "11f22c55015bb600",
     },
 }

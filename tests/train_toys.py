@@ -19,6 +19,7 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.data.batches import IGNORED
 from vanilla_transformer.train.data.prepare import Data, Texts, load_texts, prepare_data
 from vanilla_transformer.train.recipe import load_config
 from vanilla_transformer.train.run_folder.files import read_metrics
@@ -101,6 +102,22 @@ def write_recipe(path: Path, settings: dict) -> Path:
     """Write toy settings as a recipe."""
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
     return path
+
+
+def toy_batch() -> dict[str, torch.Tensor]:
+    """Four sources of 5 tokens and targets of 6; one source and two targets have padding."""
+    torch.manual_seed(1)
+    labels = torch.randint(3, 19, (4, 6))
+    labels[1, 2:] = IGNORED
+    labels[3, 1:] = IGNORED
+    mask = torch.ones(4, 5, dtype=torch.long)
+    mask[2, 3:] = 0
+    return {
+        "input_ids": torch.randint(3, 19, (4, 5)),
+        "attention_mask": mask,
+        "decoder_input_ids": torch.randint(3, 19, (4, 6)),
+        "labels": labels,
+    }
 
 
 def command(

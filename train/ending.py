@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -28,6 +30,17 @@ SECONDS_BETWEEN_HEARTBEATS = 2.0
 LAUNCHER_VARIABLES = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
 # environment variable with a process id; the run stops when this process ends
 STARTER_VARIABLE = "VANILLA_TRANSFORMER_STARTER"
+# program that waits for the end of the launcher, at most a minute, and then prints a text
+PRINTING_PROGRAM = """
+import contextlib, os, psutil, sys, time
+text, end = sys.argv[1], time.monotonic() + 60
+with contextlib.suppress(psutil.NoSuchProcess):
+    launcher = psutil.Process(int(sys.argv[2]))
+    # a launcher that has ended is a zombie until the program that started it notices
+    while launcher.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
+        time.sleep(0.1)
+os.write(2, text.encode())
+"""
 
 _stores: list[TCPStore] = []
 
@@ -205,6 +218,19 @@ def naming_a_dead_worker(num_workers: int) -> Iterator[None]:
         if num_workers:
             time.sleep(1)
         raise
+
+
+def print_after_launcher(text: str):
+    """Print a line on stderr after the end of the launcher, which first prints a traceback.
+
+    Args:
+        text: Line to print.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    command = [sys.executable, "-c", PRINTING_PROGRAM, f"{text}\n", str(os.getppid())]
+    # a new session, so that a signal to the launcher's process group does not end this program
+    subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
 @contextlib.contextmanager

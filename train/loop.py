@@ -33,6 +33,7 @@ from .ending import (
     ignore_signals,
     naming_a_dead_worker,
     noticing_requests,
+    print_after_launcher,
 )
 from .evaluate import validation_loss
 from .progress import count_positions, perplexity
@@ -116,11 +117,9 @@ def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
 
 
 def _report_signal(number: int, saved_clause: str):
-    logger.warning(
-        "%s: %s. To resume, add --resume to the command.",
-        signal.Signals(number).name,
-        saved_clause,
-    )
+    text = f"{signal.Signals(number).name}: {saved_clause}. To resume, add --resume to the command."
+    logger.warning("%s", text)
+    print_after_launcher(text)
 
 
 def _train_and_average(run: Run, requests: StopRequests) -> int | None:

@@ -25,6 +25,8 @@ LANES = 2**16
 CPU_ATTENTION = "sdpa_half_on_cpu"
 # largest number of keys for attention in bf16, which keeps all weights for the backward pass
 LONGEST_FOR_BF16 = 256
+# settings of the library's `sdpa_attention_forward` that attention in bf16 does not have
+SDPA_SETTINGS = ("is_causal", "position_bias", "softcap")
 # number of scores that are computed at a time: 4 MiB in float32
 SCORES_IN_CACHE = 2**20
 
@@ -194,17 +196,10 @@ def half_precision_attention(
     Returns:
         Context in the precision of the query, [B, T, h, d_v], and None instead of the weights.
     """
-    if (
-        module.training
-        and query.dtype == torch.bfloat16
-        and has_bf16_instructions()
-        and key.shape[2] <= LONGEST_FOR_BF16
-        and kwargs.get("dropout", 0) == 0
-        and not (attention_mask is not None and attention_mask.requires_grad)
-        and not torch.compiler.is_compiling()
-    ):
+    is_bf16_step = module.training and query.dtype == torch.bfloat16 and has_bf16_instructions()
+    if is_bf16_step and _takes_bf16(key, attention_mask, kwargs):
         bias = _score_bias(module, query, key, attention_mask)
-        scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        scaling = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
         return _Bf16Attention.apply(query, key, value, bias, scaling).transpose(1, 2), None
     if attention_mask is not None and attention_mask.is_floating_point():
         attention_mask = attention_mask.float()
@@ -212,6 +207,19 @@ def half_precision_attention(
     with torch.autocast(query.device.type, enabled=False):
         values, _ = sdpa_attention_forward(module, *singles, attention_mask, **kwargs)
     return values.to(query.dtype), None
+
+
+def _takes_bf16(key: Tensor, mask: Tensor | None, settings: dict[str, Any]) -> bool:
+    """Return whether `_Bf16Attention` computes what torch's attention computes."""
+    if torch.compiler.is_compiling() or key.shape[2] > LONGEST_FOR_BF16:
+        return False
+    if settings.get("dropout") or any(settings.get(name) is not None for name in SDPA_SETTINGS):
+        return False
+    if mask is None:
+        return True
+    # where a mask hides every key, torch's attention returns 0
+    hides_all_keys = mask.dtype == torch.bool and not mask.any(dim=-1).all()
+    return mask.dim() == 4 and not mask.requires_grad and not hides_all_keys
 
 
 def _score_bias(

@@ -69,19 +69,6 @@ def with_bf16(monkeypatch):
     monkeypatch.setattr(cpu_kernels, "has_bf16_instructions", lambda: True)
 
 
-@pytest.fixture
-def toy_batch():
-    torch.manual_seed(1)
-    mask = torch.ones(4, 5, dtype=torch.long)
-    mask[2, 3:] = 0
-    return {
-        "input_ids": torch.randint(3, 19, (4, 5)),
-        "attention_mask": mask,
-        "decoder_input_ids": torch.randint(3, 19, (4, 6)),
-        "labels": torch.randint(3, 19, (4, 6)),
-    }
-
-
 def attention_module(is_causal=False):
     module = MultiHeadAttention(train_toys.toy_model().config, is_causal=is_causal)
     return module.train()
@@ -120,7 +107,7 @@ def test_products_in_bf16_are_equation_1_with_its_gradients(
     for form in masks:
         with Attended() as attended:
             context, weights = half_precision_attention(
-                module, query, key, value, form, scaling=module.scaling and WIDTH**-0.5
+                module, query, key, value, form, scaling=WIDTH**-0.5
             )
             grads = torch.autograd.grad(context, (query, key, value), grad)
         assert weights is None
@@ -134,7 +121,8 @@ def test_products_in_bf16_are_equation_1_with_its_gradients(
 
 
 @pytest.mark.parametrize(
-    "case", ["search", "dropout", "long", "other CPU", "float32", "learned bias"]
+    "case",
+    ["search", "dropout", "long", "other CPU", "float32", "learned bias", "all hidden", "setting"],
 )
 def test_elsewhere_torch_computes_the_attention_in_float32(with_bf16, monkeypatch, case):
     torch.manual_seed(2)
@@ -151,8 +139,13 @@ def test_elsewhere_torch_computes_the_attention_in_float32(with_bf16, monkeypatc
         monkeypatch.setattr(cpu_kernels, "has_bf16_instructions", lambda: False)
     elif case == "float32":
         query, key, value = query.float(), key.float(), value.float()
-    else:
+    elif case == "learned bias":
         mask.requires_grad_()
+    elif case == "all hidden":
+        mask = torch.ones(BATCH, 1, 1, KEYS, dtype=torch.bool)
+        mask[2] = False
+    else:
+        settings = {"is_causal": False}
     with Attended() as attended:
         context, _ = half_precision_attention(
             module, query, key, value, mask, scaling=WIDTH**-0.5, **settings
@@ -162,16 +155,19 @@ def test_elsewhere_torch_computes_the_attention_in_float32(with_bf16, monkeypatc
     assert context.dtype == query.dtype
     if case == "learned bias":
         assert mask.grad is not None
-    if case != "dropout":
+    if case == "all hidden":
+        assert context[2].abs().max() == 0
+    elif case != "dropout":
         expected = equation(query, key, value, None)
         torch.testing.assert_close(context.double(), expected, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_a_step_in_half_precision_has_the_loss_and_gradients_of_the_plain_model(
-    monkeypatch, toy_batch, tmp_path, has_bf16
+    monkeypatch, tmp_path, has_bf16
 ):
     monkeypatch.setattr(cpu_kernels, "has_bf16_instructions", lambda: has_bf16)
+    toy_batch = train_toys.toy_batch()
     model = train_toys.toy_model(dropout=0.0).train()
     parameters = tuple(model.parameters())
     expected = model(**toy_batch).loss
@@ -216,13 +212,13 @@ class OwnFeedForward(FeedForward):
         return super().forward(x) * 2
 
 
-def test_a_model_class_of_a_user_trains_with_the_kernels_if_its_modules_are_released(toy_batch):
+def test_a_model_class_of_a_user_trains_with_the_kernels_if_its_modules_are_released():
     torch.manual_seed(3)
     model = OwnLoss(train_toys.toy_model(dropout=0.1).config).train()
     use_cpu_kernels(model, is_half=True)
     assert model.config._attn_implementation == CPU_ATTENTION
     assert type(model.model.encoder.dropout) is CheapDropout
-    output = model(**toy_batch)
+    output = model(**train_toys.toy_batch())
     torch.testing.assert_close(output.loss, output.logits.logsumexp(-1).mean())
 
     # an own module may be used in any way

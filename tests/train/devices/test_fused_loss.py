@@ -33,18 +33,7 @@ LOSS_CODE = {"eager": "_loss_and_gradients", "compiled": "_loss_and_gradients_co
 
 @pytest.fixture
 def batch():
-    torch.manual_seed(1)
-    labels = torch.randint(3, 19, (4, 6))
-    labels[1, 2:] = IGNORED
-    labels[3, 1:] = IGNORED
-    mask = torch.ones(4, 5, dtype=torch.long)
-    mask[2, 3:] = 0
-    return {
-        "input_ids": torch.randint(3, 19, (4, 5)),
-        "attention_mask": mask,
-        "decoder_input_ids": torch.randint(3, 19, (4, 6)),
-        "labels": labels,
-    }
+    return train_toys.toy_batch()
 
 
 def label_indices_of(labels):

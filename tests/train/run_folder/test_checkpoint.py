@@ -213,10 +213,15 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_names_it(tmp_path, monkeypat
     assert len(checkpoints(tmp_path)) == 1
 
 
-def test_an_error_of_safetensors_names_the_intact_checkpoint(tmp_path, monkeypatch):
+def raising(error):
     def fail(*args, **options):
-        raise SafetensorError("I/O error: Input/output error (os error 5)")
+        raise error
 
+    return fail
+
+
+def test_an_error_of_safetensors_names_the_intact_checkpoint(tmp_path, monkeypatch):
+    fail = raising(SafetensorError("I/O error: Input/output error (os error 5)"))
     save(tmp_path, 4)
     monkeypatch.setattr(VanillaTransformerForConditionalGeneration, "save_pretrained", fail)
     with pytest.raises(OSError, match=r"step-5 cannot be written .*step-4 is intact.*os error 5"):
@@ -226,11 +231,8 @@ def test_an_error_of_safetensors_names_the_intact_checkpoint(tmp_path, monkeypat
 def test_an_error_that_is_not_of_the_disk_keeps_its_words_and_leaves_no_files(
     tmp_path, monkeypatch
 ):
-    def fail(*args, **options):
-        raise RuntimeError("tensors on two devices")
-
     save(tmp_path, 4)
-    monkeypatch.setattr(torch, "save", fail)
+    monkeypatch.setattr(torch, "save", raising(RuntimeError("tensors on two devices")))
     with pytest.raises(RuntimeError, match=r"^tensors on two devices$"):
         save(tmp_path, 5)
     assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
