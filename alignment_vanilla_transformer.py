@@ -9,10 +9,8 @@ Shapes: B sources, M translations of these sources, S source tokens, T target to
 layer.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .changes_vanilla_transformer import changed
 from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
 
 # field of a generation configuration; Whisper's has the same name
@@ -30,36 +29,6 @@ KNOWN_CODE = ("transformers.", "vanilla_transformer.")
 MOST_HEADS = 16
 # number of tokens whose texts are computed together; as many tokens before them are decoded again
 TOKENS_PER_WINDOW = 32
-# for each model and each function that has changed it: the number of threads that use the changed
-# model, and the function that undoes the change
-_CHANGED: dict[tuple[nn.Module, Callable], tuple[int, Callable[[], Any]]] = {}
-_CHANGED_LOCK = Lock()
-
-
-@contextmanager
-def changed(model: nn.Module, change: Callable[[Any], Callable[[], Any]]) -> Iterator[None]:
-    """Change a model within a `with` block.
-
-    If several threads change the model in the same way, the first one changes it, and the last one
-    undoes the change.
-
-    Args:
-        model: Any model.
-        change: Function that changes a model, and returns the function that undoes the change.
-    """
-    key = model, change
-    with _CHANGED_LOCK:
-        num_threads, undo = _CHANGED[key] if key in _CHANGED else (0, change(model))
-        _CHANGED[key] = num_threads + 1, undo
-    try:
-        yield
-    finally:
-        with _CHANGED_LOCK:
-            num_threads, undo = _CHANGED.pop(key)
-            if num_threads > 1:
-                _CHANGED[key] = num_threads - 1, undo
-            else:
-                undo()
 
 
 def return_weights(model: PreTrainedModel) -> Callable[[], Any]:

@@ -15,13 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .alignment_vanilla_transformer import (
-    changed,
-    prefix_texts,
-    return_weights,
-    weights_of,
-)
-from .pipeline_vanilla_transformer import TranslationPipeline, evaluating
+from .alignment_vanilla_transformer import prefix_texts, return_weights, weights_of
+from .changes_vanilla_transformer import changed, evaluating
+from .pipeline_vanilla_transformer import TranslationPipeline
 
 # symbol that is shown for a token that consists of spaces
 SPACE = "\u2423"

@@ -1,4 +1,4 @@
-"""Checks of arguments, token ids and search settings; each error names what is wrong."""
+"""Checks of arguments, ids, search settings and tokenizers; each error names what is wrong."""
 
 import inspect
 import itertools
@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -356,3 +356,41 @@ def check_ids(name: str, ids: Any, vocab_size: int):
             f"{name} must be at least 0 and below the vocabulary size {vocab_size}, got "
             f"{lowest if lowest < 0 else highest}."
         )
+
+
+def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None):
+    """Refuse a model that cannot translate, and a tokenizer that does not belong to the model.
+
+    Args:
+        model: Any model.
+        tokenizer: Any tokenizer.
+
+    Raises:
+        ValueError: If the model has no decoder or no head, or the tokenizer is missing, has tokens
+            outside the model's vocabulary, or has other ids for special tokens.
+    """
+    model_name = type(model).__name__
+    if not (model.config.is_encoder_decoder and model.can_generate()):
+        raise ValueError(
+            f"model must be an encoder-decoder with a language model head, got {model_name}."
+        )
+    if tokenizer is None:
+        raise ValueError(f"tokenizer must be given: {model_name} reads token ids, got None.")
+    vocab_size = model.get_input_embeddings().num_embeddings
+    highest_id = max(tokenizer.get_vocab().values())
+    if highest_id >= vocab_size:
+        raise ValueError(
+            f"tokenizer must be the model's own: the ids of the tokenizer go up to {highest_id}, "
+            f"those of the model to {vocab_size - 1}."
+        )
+    for field in ("pad_token_id", "eos_token_id"):
+        model_id, tokenizer_id = getattr(model.config, field, None), getattr(tokenizer, field)
+        if tokenizer_id is None and field == "eos_token_id":
+            # some tokenizers, such as BERT's, have no eos_token_id
+            continue
+        allowed = model_id if isinstance(model_id, list) else [model_id]
+        if model_id is not None and tokenizer_id not in allowed:
+            raise ValueError(
+                f"tokenizer must be the model's own: {field} of the tokenizer is "
+                f"{tokenizer_id}, of the model {model_id}."
+            )

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .changes_vanilla_transformer import evaluating
 from .engine_vanilla_transformer import deviations
-from .pipeline_vanilla_transformer import evaluating
 
 # number of tokens of each source and of all targets
 SOURCE_LENGTHS, TARGET_LENGTH = (9, 5, 2), 6

@@ -37,10 +37,9 @@ from transformers.models.auto.tokenization_auto import (
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 
-from .checks_vanilla_transformer import check_numbers, check_search_tokens
+from .checks_vanilla_transformer import check_numbers, check_search_tokens, check_tokenizer
 from .console import TRUST, add_file_to_errors, refuse_code, sentence_of
 from .identity_vanilla_transformer import file_difference
-from .pipeline_vanilla_transformer import check_tokenizer
 from .records import (
     TEXT,
     Schema,

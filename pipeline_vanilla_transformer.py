@@ -12,19 +12,17 @@ import operator
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from itertools import chain, islice
-from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoModelForSeq2SeqLM,
     GenerationConfig,
     Pipeline,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -33,21 +31,30 @@ from transformers.generation import LogitsProcessorList
 from .alignment_vanilla_transformer import (
     HEADS_FIELD,
     aligned_words,
-    changed,
     default_heads,
     head_weights,
     word_indices,
 )
-from .checks_vanilla_transformer import engine_precision, is_whole, plain_numbers
+from .batches_vanilla_transformer import (
+    batches_by_length,
+    max_source_tokens,
+    without_padding,
+)
+from .changes_vanilla_transformer import evaluating
+from .checks_vanilla_transformer import (
+    check_tokenizer,
+    engine_precision,
+    is_whole,
+    plain_numbers,
+)
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .engine_vanilla_transformer import settings_that_need_engine
+from .languages_vanilla_transformer import language_codes, model_languages
 from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
 from .search_vanilla_transformer import length_penalty
 from .terms_vanilla_transformer import ByteVocabulary, ForbiddenTerms, token_bytes
 
 TASK = "translation"
-# default maximum number of source tokens in a batch, with padding
-TOKENS_PER_BATCH = 4096
 # maximum number of logits of a step of the search, 0.5 GiB in float32
 MOST_LOGITS_PER_STEP = 2**27
 # number of texts that are read ahead from an iterator, to sort them by length
@@ -1108,23 +1115,6 @@ def _join_sentences(
     return joined
 
 
-def without_padding(ids: list[int], end: int | list[int] | None, pad: int | None) -> list[int]:
-    """Return the tokens of a translation without padding, with the end token if there is one.
-
-    Args:
-        ids: Token ids, without the start token.
-        end: Token or tokens that end a translation.
-        pad: Padding token.
-    """
-    end_ids = {end} if isinstance(end, int) else set(end or ())
-    length = next((place for place, token in enumerate(ids, 1) if token in end_ids), None)
-    if length is None:
-        length = len(ids)
-        while length and ids[length - 1] == pad:
-            length -= 1
-    return ids[:length]
-
-
 def languages_of(task: str) -> dict[str, str]:
     """Read the languages from the name of a task.
 
@@ -1148,200 +1138,10 @@ def _byte_vocabulary(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> Byt
         return ByteVocabulary(token_bytes(tokenizer))
 
 
-def model_languages(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
-) -> list[str | None]:
-    """Return source and target language of a model of one direction.
-
-    Args:
-        model: Any model.
-        tokenizer: Tokenizer of the model.
-
-    Returns:
-        The languages that the tokenizer names, as Marian's does, or the recipe in the folder that
-        the model was loaded from, if its languages have codes of two letters; None if unknown.
-    """
-    names = ("source_lang", "target_lang")
-    languages = [getattr(tokenizer, name, None) for name in names]
-    folder = model.name_or_path
-    recipe = Path(folder, "recipe.yaml")
-    if languages == [None, None] and folder and recipe.is_file():
-        text = recipe.read_text(encoding="utf-8", errors="replace")
-        matches = [re.search(rf"^{name}: '?(\w\w)'?$", text, re.M) for name in names]
-        languages = [match and match[1] for match in matches]
-    return languages
-
-
-def language_codes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the languages of a multilingual tokenizer.
-
-    Args:
-        tokenizer: Any tokenizer.
-
-    Returns:
-        Sorted codes; empty for a tokenizer that does not need languages.
-    """
-    if not hasattr(tokenizer, "_build_translation_inputs"):
-        return []
-    # M2M100 and SeamlessM4T write the code "en" as the token "__en__"
-    special_tokens = getattr(tokenizer, "lang_code_to_id", tokenizer.all_special_tokens)
-    special_values = tokenizer.special_tokens_map.values()
-    basic_tokens = {token for token in special_values if isinstance(token, str)}
-    return sorted({token.strip("_") for token in special_tokens if token not in basic_tokens})
-
-
 # transformers reads this attribute in `save_pretrained`, and copies this file into the model folder
 TranslationPipeline._registered_impl = {
     TASK: {"impl": TranslationPipeline, "pt": (AutoModelForSeq2SeqLM,), "type": "text"}
 }
-
-
-def evaluating(model: nn.Module) -> AbstractContextManager[None]:
-    """Keep a model in evaluation mode within a `with` block, then restore each module's mode.
-
-    If several threads use the model, the last one restores the modes.
-
-    Args:
-        model: Any model.
-    """
-    return changed(model, _evaluate)
-
-
-def _evaluate(model: nn.Module) -> Callable[[], None]:
-    modes_before = [(module, module.training) for module in model.modules()]
-
-    def restore():
-        if modes_before[0][1]:
-            # `train` also frees the packed weights of the inference engine
-            model.train()
-        # modules of the model may have been in different modes
-        for module, training in modes_before:
-            module.training = training
-
-    model.eval()
-    return restore
-
-
-def batches_by_length(
-    lengths: Mapping[int, int],
-    batch_size: int | None = None,
-    tokens_per_batch: int = TOKENS_PER_BATCH,
-) -> list[list[int]]:
-    """Group texts of similar length into batches.
-
-    Args:
-        lengths: Number of tokens of each text, by the index of the text.
-        batch_size: Maximum number of texts in a batch; None for no maximum.
-        tokens_per_batch: Maximum number of tokens in a batch, with padding; a longer text is a
-            batch of its own.
-
-    Returns:
-        The indices of each batch, longest texts first, so that a batch that does not fit into
-        memory fails early.
-    """
-    batches: list[list[int]] = []
-    for index in sorted(lengths, key=lengths.__getitem__, reverse=True):
-        # the first text of a batch is its longest
-        if (
-            not batches
-            or len(batches[-1]) == batch_size
-            or lengths[batches[-1][0]] * (len(batches[-1]) + 1) > tokens_per_batch
-        ):
-            batches.append([])
-        batches[-1].append(index)
-    return batches
-
-
-def max_source_tokens(config: PreTrainedConfig) -> int | None:
-    """Return the maximum length of a source.
-
-    Args:
-        config: Configuration of any encoder-decoder.
-
-    Returns:
-        Number of tokens, or None if there is no maximum, as with sinusoidal positions.
-    """
-    if getattr(config, "position_encoding", "learned") != "learned":
-        return None
-    return getattr(config, "max_position_embeddings", None)
-
-
-def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None):
-    """Refuse a model that cannot translate, and a tokenizer that does not belong to the model.
-
-    Args:
-        model: Any model.
-        tokenizer: Any tokenizer.
-
-    Raises:
-        ValueError: If the model has no decoder or no head, or the tokenizer is missing, has tokens
-            outside the model's vocabulary, or has other ids for special tokens.
-    """
-    model_name = type(model).__name__
-    if not (model.config.is_encoder_decoder and model.can_generate()):
-        raise ValueError(
-            f"model must be an encoder-decoder with a language model head, got {model_name}."
-        )
-    if tokenizer is None:
-        raise ValueError(f"tokenizer must be given: {model_name} reads token ids, got None.")
-    vocab_size = model.get_input_embeddings().num_embeddings
-    highest_id = max(tokenizer.get_vocab().values())
-    if highest_id >= vocab_size:
-        raise ValueError(
-            f"tokenizer must be the model's own: the ids of the tokenizer go up to {highest_id}, "
-            f"those of the model to {vocab_size - 1}."
-        )
-    for field in ("pad_token_id", "eos_token_id"):
-        model_id, tokenizer_id = getattr(model.config, field, None), getattr(tokenizer, field)
-        if tokenizer_id is None and field == "eos_token_id":
-            # some tokenizers, such as BERT's, have no eos_token_id
-            continue
-        allowed = model_id if isinstance(model_id, list) else [model_id]
-        if model_id is not None and tokenizer_id not in allowed:
-            raise ValueError(
-                f"tokenizer must be the model's own: {field} of the tokenizer is "
-                f"{tokenizer_id}, of the model {model_id}."
-            )
-
-
-class _NoDefaultModel:
-    """Stand-in for a default model: raises an error when transformers looks for a model in it."""
-
-    def __contains__(self, key: Any) -> bool:
-        raise ValueError(
-            f"model must be given, as in pipeline({TASK!r}, model=...): no model is the default of "
-            "this task."
-        )
-
-
-def register_translation_task():
-    """Make `pipeline("translation", model=...)` build a `TranslationPipeline`.
-
-    transformers refuses removed tasks before it looks for registered tasks. So the task is deleted
-    from the list of removed tasks.
-    """
-    from transformers.pipelines import PIPELINE_REGISTRY, REMOVED_TASKS
-
-    REMOVED_TASKS.pop(TASK, None)
-    task_entry = TranslationPipeline._registered_impl[TASK]
-    PIPELINE_REGISTRY.supported_tasks[TASK] = {**task_entry, "default": _NoDefaultModel()}
-    check_library_task = type(PIPELINE_REGISTRY).check_task
-
-    def check_task(task: str) -> tuple[str, dict, Any]:
-        # a task with languages is looked up as TASK; the pipeline still receives the whole name
-        if task.startswith(f"{TASK}_"):
-            languages_of(task)
-            task = TASK
-        return check_library_task(PIPELINE_REGISTRY, task)
-
-    PIPELINE_REGISTRY.check_task = check_task
-    # a model on the Hub refers to its copy of this file in `custom_pipelines`, and transformers
-    # would ask the user to trust the copy, although this package is installed. So this property
-    # reads as empty; the setter still stores the value, which is then saved
-    VanillaTransformerConfig.custom_pipelines = property(
-        lambda self: {},
-        lambda self, value: vars(self).__setitem__("custom_pipelines", value),
-    )
 
 
 def _short_repr(value: Any) -> str:

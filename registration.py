@@ -9,6 +9,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
 )
+from transformers.pipelines import PIPELINE_REGISTRY, REMOVED_TASKS
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .modeling_vanilla_transformer import (
@@ -16,10 +17,7 @@ from .modeling_vanilla_transformer import (
     VanillaTransformerModel,
     sinusoidal_encoding,
 )
-from .pipeline_vanilla_transformer import (
-    TranslationPipeline,
-    register_translation_task,
-)
+from .pipeline_vanilla_transformer import TASK, TranslationPipeline, languages_of
 from .tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 __all__ = [
@@ -31,6 +29,45 @@ __all__ = [
     "sinusoidal_encoding",
 ]
 
+
+class _NoDefaultModel:
+    """Stand-in for a default model: raises an error when transformers looks for a model in it."""
+
+    def __contains__(self, key: Any) -> bool:
+        raise ValueError(
+            f"model must be given, as in pipeline({TASK!r}, model=...): no model is the default of "
+            "this task."
+        )
+
+
+def _register_translation_task():
+    """Make `pipeline("translation", model=...)` build a `TranslationPipeline`.
+
+    transformers refuses removed tasks before it looks for registered tasks. So the task is deleted
+    from the list of removed tasks.
+    """
+    REMOVED_TASKS.pop(TASK, None)
+    task_entry = TranslationPipeline._registered_impl[TASK]
+    PIPELINE_REGISTRY.supported_tasks[TASK] = {**task_entry, "default": _NoDefaultModel()}
+    check_library_task = type(PIPELINE_REGISTRY).check_task
+
+    def check_task(task: str) -> tuple[str, dict, Any]:
+        # a task with languages is looked up as TASK; the pipeline still receives the whole name
+        if task.startswith(f"{TASK}_"):
+            languages_of(task)
+            task = TASK
+        return check_library_task(PIPELINE_REGISTRY, task)
+
+    PIPELINE_REGISTRY.check_task = check_task
+    # a model on the Hub refers to its copy of the pipeline in `custom_pipelines`, and transformers
+    # would ask the user to trust the copy, although this package is installed. So this property
+    # reads as empty; the setter still stores the value, which is then saved
+    VanillaTransformerConfig.custom_pipelines = property(
+        lambda self: {},
+        lambda self, value: vars(self).__setitem__("custom_pipelines", value),
+    )
+
+
 # a test runner may import the package a second time, under the name of the checkout's folder, so
 # every registration may replace an earlier one
 AutoConfig.register(VanillaTransformerConfig.model_type, VanillaTransformerConfig, exist_ok=True)
@@ -41,7 +78,7 @@ AutoModelForSeq2SeqLM.register(
 AutoTokenizer.register(
     VanillaTransformerConfig, tokenizer_class=VanillaTransformerTokenizer, exist_ok=True
 )
-register_translation_task()
+_register_translation_task()
 
 
 def _conversion_of(model: PreTrainedModel) -> Any:

@@ -16,11 +16,11 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..batches_vanilla_transformer import batches_by_length
 from ..console import run_command
 from ..conversion.shared_weights import SharedConversion
 from ..loading import load_run
 from ..paper.study import Section, show_study
-from ..pipeline_vanilla_transformer import batches_by_length
 from .work import run_parser, texts_of_run
 
 # settings of the library's search; "end" and "common" stand for the end token and a frequent token

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, MarianMTModel
 
+from ..batches_vanilla_transformer import TOKENS_PER_BATCH
 from ..console import run_command
 from ..export.marian import to_marian
 from ..loading import load_run
 from ..paper.study import Section, show_study
-from ..pipeline_vanilla_transformer import TOKENS_PER_BATCH, TranslationPipeline
+from ..pipeline_vanilla_transformer import TranslationPipeline
 from ..train.config import PRECISIONS
 from ..train.devices.distribution import HALF_PRECISION_DTYPES
 from ..train.run_folder.files import read_recipe

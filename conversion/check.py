@@ -11,11 +11,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ..changes_vanilla_transformer import evaluating
 from ..comparison import batch_to_compare, in_float32, refuse_difference
 from ..engine_vanilla_transformer import without_bias
 from ..identity_vanilla_transformer import MASKS, RELEASED, is_of_library, library_difference
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..pipeline_vanilla_transformer import evaluating
 from .library_code import library_digests
 
 DIFFERS = "a conversion must compute what its source computes, and the logits differ"

@@ -13,10 +13,10 @@ from transformers import (
 )
 
 from ..atomic_files import atomic_folder
+from ..checks_vanilla_transformer import check_tokenizer
 from ..console import parse_flags, require_empty_folder
 from ..loading import TOKENIZER_WITHOUT_CODE, check_local, load_whole, read_tokenizer
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..pipeline_vanilla_transformer import check_tokenizer
 from .fairseq import fairseq_tokenizer, from_fairseq
 from .fsmt import from_fsmt
 from .m2m100 import from_m2m100

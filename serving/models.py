@@ -11,8 +11,9 @@ from babel.core import get_global
 from transformers import StoppingCriteriaList
 from transformers.utils import cached_file
 
+from ..languages_vanilla_transformer import language_codes
 from ..loading import load
-from ..pipeline_vanilla_transformer import DEFAULT_SEARCH, TranslationPipeline, language_codes
+from ..pipeline_vanilla_transformer import DEFAULT_SEARCH, TranslationPipeline
 from ..train.recipe import RECIPE_FILE, read_recipe_file
 
 # code of a language, with its script or region, as in zh-Hant and pt-BR

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from ..pipeline_vanilla_transformer import TOKENS_PER_BATCH
+from ..batches_vanilla_transformer import TOKENS_PER_BATCH
 from .models import Model
 
 

@@ -17,13 +17,13 @@ from vanilla_transformer import (
 from vanilla_transformer.alignment_vanilla_transformer import (
     _CHANGED,
     aligned_words,
-    changed,
     choose_heads,
     head_weights,
     prefix_texts,
     return_weights,
     word_indices,
 )
+from vanilla_transformer.changes_vanilla_transformer import changed
 from vanilla_transformer.cli import main
 
 

@@ -30,6 +30,8 @@ NAME = "user/tiny"
 TEXTS = ["the small cat sleeps", "dogs", "the cat and the small dog sleep in the house"]
 CODE_FILES = {
     "alignment_vanilla_transformer.py",
+    "batches_vanilla_transformer.py",
+    "changes_vanilla_transformer.py",
     "checks_vanilla_transformer.py",
     "configuration_vanilla_transformer.py",
     "cores_vanilla_transformer.py",
@@ -38,6 +40,7 @@ CODE_FILES = {
     "generation_vanilla_transformer.py",
     "identity_vanilla_transformer.py",
     "kernels_vanilla_transformer.py",
+    "languages_vanilla_transformer.py",
     "modeling_vanilla_transformer.py",
     "pipeline_vanilla_transformer.py",
     "scores_vanilla_transformer.py",

@@ -32,12 +32,10 @@ from vanilla_transformer import (
 )
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import pipeline_vanilla_transformer as pipeline_module
+from vanilla_transformer.batches_vanilla_transformer import batches_by_length
+from vanilla_transformer.changes_vanilla_transformer import evaluating
 from vanilla_transformer.kernels_vanilla_transformer import Int8Linear, PackedLinear
-from vanilla_transformer.pipeline_vanilla_transformer import (
-    TEXTS_PER_WINDOW,
-    batches_by_length,
-    evaluating,
-)
+from vanilla_transformer.pipeline_vanilla_transformer import TEXTS_PER_WINDOW
 
 
 @pytest.fixture(scope="module")

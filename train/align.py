@@ -7,8 +7,8 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from ..alignment_vanilla_transformer import HEADS_FIELD, choose_heads
 from ..atomic_files import refuse_links, write_atomically
+from ..changes_vanilla_transformer import evaluating
 from ..console import parse_flags
-from ..pipeline_vanilla_transformer import evaluating
 from .score import load_with_pairs, pairs_parser
 
 # largest number of pairs that are read to choose heads: the model reads each pair as many times as

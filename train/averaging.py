@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..atomic_files import atomic_folder, write_atomically
+from ..batches_vanilla_transformer import max_source_tokens
 from ..console import refuse_code, require_nonempty_path
 from ..loading import load_whole
-from ..pipeline_vanilla_transformer import max_source_tokens
 from .config import TrainConfig
 from .data.corpus import texts_of
 from .data.prepare import load_main_corpus

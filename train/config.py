@@ -20,6 +20,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
+from ..batches_vanilla_transformer import max_source_tokens
 from ..configuration_vanilla_transformer import (
     SEPARATE_VOCABULARY_KEYS,
     TOKEN_ID_FIELDS,
@@ -27,7 +28,6 @@ from ..configuration_vanilla_transformer import (
     closest_name,
 )
 from ..console import shown
-from ..pipeline_vanilla_transformer import max_source_tokens
 from ..records import LARGEST_NUMBER, is_storable_text
 from ..sizes import refuse_impossible
 

@@ -23,11 +23,12 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from ..atomic_files import write_atomically
+from ..changes_vanilla_transformer import evaluating
 from ..configuration_vanilla_transformer import closest_name
 from ..console import add_trust_flag, parse_flags, print_line, require_nonempty_path, run_command
 from ..identity_vanilla_transformer import difference_outside_layers
 from ..loading import check_local, load
-from ..pipeline_vanilla_transformer import TranslationPipeline, evaluating
+from ..pipeline_vanilla_transformer import TranslationPipeline
 from ..records import read_text
 from .config import TrainConfig, bleu_tokenizer_of, check_columns, refuse_one_language
 from .data.batches import IGNORED

@@ -35,10 +35,10 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.utils import CONFIG_NAME
 
 from ..atomic_files import is_disk_full, locked_folder
+from ..batches_vanilla_transformer import max_source_tokens
 from ..console import run_command
 from ..generation_vanilla_transformer import set_paper_search
 from ..loading import load_run
-from ..pipeline_vanilla_transformer import max_source_tokens
 from ..publishing import push_to_hub
 from .config import bleu_tokenizer_of, check_columns
 from .data.batches import IGNORED

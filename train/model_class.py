@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from .. import modeling_vanilla_transformer as modeling
 from ..atomic_files import write_atomically
+from ..changes_vanilla_transformer import evaluating
 from ..configuration_vanilla_transformer import (
     LAYER_FIELDS,
     SEPARATE_VOCABULARY_KEYS,
@@ -27,7 +28,6 @@ from ..configuration_vanilla_transformer import (
 from ..console import CUSTOM_MODULES
 from ..generation_vanilla_transformer import SearchMixin, set_paper_search
 from ..loading import AUTO_CLASS
-from ..pipeline_vanilla_transformer import evaluating
 from ..sizes import T5_NAMES, size_of
 from .data.batches import IGNORED
 

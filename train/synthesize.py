@@ -23,6 +23,7 @@ from accelerate import PartialState
 from tqdm import tqdm
 
 from ..atomic_files import atomic_file, locked_folder, make_folder, remove, write_atomically
+from ..batches_vanilla_transformer import max_source_tokens
 from ..console import (
     Interrupted,
     add_trust_flag,
@@ -32,7 +33,7 @@ from ..console import (
     run_command,
 )
 from ..loading import load
-from ..pipeline_vanilla_transformer import TranslationPipeline, max_source_tokens
+from ..pipeline_vanilla_transformer import TranslationPipeline
 from ..records import TEXT, mapping, read_json, whole_number
 from ..tokenization.learning import tokenizer_hash
 from .config import TrainConfig, refuse_one_language

@@ -18,10 +18,11 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from .. import TranslationPipeline
+from ..batches_vanilla_transformer import max_source_tokens
 from ..checks_vanilla_transformer import ENGINES, SEARCH_PRECISIONS
 from ..console import add_trust_flag, parse_flags
 from ..loading import load
-from ..pipeline_vanilla_transformer import DEFAULT_SEARCH, TEXTS_PER_WINDOW, max_source_tokens
+from ..pipeline_vanilla_transformer import DEFAULT_SEARCH, TEXTS_PER_WINDOW
 from .data.lines import (
     column_reader,
     format_translated_subtitle,

@@ -8,7 +8,8 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from transformers import PreTrainedModel
 
-from ..pipeline_vanilla_transformer import TranslationPipeline, evaluating
+from ..changes_vanilla_transformer import evaluating
+from ..pipeline_vanilla_transformer import TranslationPipeline
 from .data.corpus import texts_of
 from .data.pairs import Pairs
 from .devices.distribution import gather_weights

@@ -19,7 +19,8 @@ from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.alignment_vanilla_transformer import changed, return_weights
+from vanilla_transformer.alignment_vanilla_transformer import return_weights
+from vanilla_transformer.changes_vanilla_transformer import changed
 from vanilla_transformer.cli import main
 from vanilla_transformer.loading import load_run
 from vanilla_transformer.publishing import export_for_hub
