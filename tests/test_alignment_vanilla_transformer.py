@@ -15,7 +15,6 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.alignment_vanilla_transformer import (
-    _CHANGED,
     aligned_words,
     choose_heads,
     head_weights,
@@ -23,7 +22,7 @@ from vanilla_transformer.alignment_vanilla_transformer import (
     return_weights,
     word_indices,
 )
-from vanilla_transformer.changes_vanilla_transformer import changed
+from vanilla_transformer.changes_vanilla_transformer import _CHANGED, changed
 from vanilla_transformer.cli import main
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from ... import VanillaTransformerConfig
 from ...train.config import TrainConfig
 from ..study import Section
+from .differences import differences_section
 from .parameters import parameters_by_part, parameters_section
 from .ranks import trained_section
 from .rows import PAPER, paper_sizes, rows_section
@@ -42,7 +43,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 
     Yields:
         The rows; the parameter counts if the paper states any for these rows; two more sections if
-        the rows are trained.
+        the rows are trained, and a third one if base and other rows are trained with several seeds.
 
     Raises:
         ValueError: If a row does not exist, or a setting is invalid.
@@ -61,16 +62,19 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         from .training import train_rows
 
         yield built_section(configs, flags)
-        yield trained_section(train_rows(configs, flags.output_dir), flags)
+        results = train_rows(configs, flags.output_dir)
+        yield trained_section(results, flags)
+        if flags.num_seeds > 1 and "base" in results and len(results) > 1:
+            yield differences_section(results, flags)
 
 
 def _add_training_flags(parser: argparse.ArgumentParser):
     group = parser.add_argument_group(
         "training",
         "Every row is scaled down by the same factors and trained with the same steps, tokens and "
-        "seed, under OUTPUT_DIR/rows. The same command resumes interrupted rows and skips finished "
-        "rows. With the default flags a row takes about 4 minutes on one core, C5 and big twice as "
-        "long, and all rows an hour and a half; --rows selects some rows.",
+        "seeds, under OUTPUT_DIR/rows. The same command resumes interrupted rows and skips "
+        "finished rows. With the default flags a row takes about 4 minutes on one core, C5 and big "
+        "twice as long, and all rows an hour and a half; --rows selects some rows.",
     )
     group.add_argument("--train", action="store_true", help="train the rows")
     group.add_argument("--dataset", default="demo", help="dataset, as in `train` (%(default)s)")
@@ -125,3 +129,16 @@ def _add_training_flags(parser: argparse.ArgumentParser):
         help="tokens per step, on the source and on the target side (%(default)s)",
     )
     group.add_argument("--seed", type=int, default=1, help="random seed of each row (%(default)s)")
+    group.add_argument(
+        "--num_seeds",
+        type=int,
+        default=1,
+        help="trainings of each row, with the seeds SEED, SEED + 1 and so on (%(default)s)",
+    )
+    group.add_argument(
+        "--settings",
+        default="{}",
+        metavar="YAML",
+        help="other settings of `train` for all rows, such as '{precision: bf16, model: "
+        "{initializer_gain: 0.5}}'",
+    )

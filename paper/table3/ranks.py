@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +50,9 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | N
     return float(torch.corrcoef(both_ranks)[0, 1])
 
 
-def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespace) -> Section:
+def trained_section(
+    results: Mapping[str, Sequence["RowResult"]], flags: argparse.Namespace
+) -> Section:
     """Compare perplexity and BLEU of the trained rows with the paper's.
 
     Args:
@@ -57,19 +60,19 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
         flags: Flags that `add_flags` declares.
 
     Returns:
-        Section with a table row for each trained row.
+        Section with a table row for each trained row, the mean of its seeds.
     """
     rows: list[list[Any]] = [
         [
             code,
-            sum(parameters_by_part(result.config).values()),
-            result.perplexity,
+            sum(parameters_by_part(seed_results[0].config).values()),
+            fmean(result.perplexity for result in seed_results),
             PAPER[code].perplexity,
-            result.bleu,
+            fmean(result.bleu for result in seed_results),
             PAPER[code].bleu,
-            result.seconds,
+            fmean(result.seconds for result in seed_results),
         ]
-        for code, result in results.items()
+        for code, seed_results in results.items()
     ]
     codes, orders = list(results), _values_by_score(results)
     correlations = {
@@ -83,7 +86,12 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
     best_codes = {
         score: codes[our_values.index(min(our_values))] for score, (our_values, _) in orders.items()
     }
-    signature = next(iter(results.values())).signature
+    signature = next(iter(results.values()))[0].signature
+    seeds_sentence = (
+        "This is one seed; with another seed, rows with similar results may swap."
+        if flags.num_seeds == 1
+        else f"All numbers are means of {flags.num_seeds} seeds."
+    )
     return Section(
         name="trained",
         title="Perplexity and BLEU beside the paper's",
@@ -92,8 +100,7 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
         "the paper's, because corpus and sizes differ; only the order of the rows can be compared. "
         f"Spearman's rank correlation with the paper's order is {correlations_text}, over "
         f"{len(rows)} rows; 1 means the same order, 0 no relation. The best row here is "
-        f"{best_codes['PPL']} by PPL and {best_codes['BLEU']} by BLEU. This is one seed; with "
-        "another seed, rows with similar results may swap.",
+        f"{best_codes['PPL']} by PPL and {best_codes['BLEU']} by BLEU. {seeds_sentence}",
         columns=(
             "row",
             "parameters",
@@ -111,7 +118,7 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
 
 
 def _values_by_score(
-    results: Mapping[str, "RowResult"],
+    results: Mapping[str, Sequence["RowResult"]],
 ) -> dict[str, tuple[list[float], list[float]]]:
     """Return our values and the paper's for each score, by row; a lower value is better.
 
@@ -119,12 +126,12 @@ def _values_by_score(
     """
     return {
         "PPL": (
-            [result.perplexity for result in results.values()],
+            [fmean(result.perplexity for result in row) for row in results.values()],
             [PAPER[code].perplexity for code in results],
         ),
         # negative, because the highest BLEU is the best
         "BLEU": (
-            [-result.bleu for result in results.values()],
+            [-fmean(result.bleu for result in row) for row in results.values()],
             [-PAPER[code].bleu for code in results],
         ),
     }

@@ -2,12 +2,12 @@
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ... import VanillaTransformerConfig
 from ...train.config import TrainConfig
-from ...train.recipe import load_config
+from ...train.recipe import load_config, parse_yaml_value
 from ..study import Section
 from .rows import SIZE_COLUMNS, size_cells
 
@@ -53,14 +53,15 @@ def scaled_sizes(row: str, scale: int, layers: int, dropout: float) -> dict[str,
     }
 
 
-def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
+def scaled_configs(flags: argparse.Namespace) -> dict[str, list[TrainConfig]]:
     """Return the training settings of the scaled rows.
 
     Args:
         flags: Flags that `add_flags` declares, and `output_dir`.
 
     Returns:
-        Settings by row. Rows differ only in the setting that a row changes, and in the folder.
+        For each row, the settings of each seed. Rows differ only in the setting that a row changes,
+        and in the folder.
 
     Raises:
         ValueError: If a setting is invalid.
@@ -81,7 +82,6 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
     }
     shared_settings |= {
         "tokens_per_step": flags.tokens_per_step,
-        "seed": flags.seed,
         "warmup_steps": warmup_steps,
         "learning_rate_factor": factor,
         "vocab_size": flags.learned_vocab_size,
@@ -93,18 +93,32 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
         "eval_every_steps": flags.max_steps,
         "save_every_steps": max(1, flags.max_steps // 10),
     }
-    configs = {}
+    if flags.num_seeds < 1:
+        raise ValueError(f"num_seeds must be at least 1, got {flags.num_seeds}.")
+    given_settings = parse_yaml_value("settings", flags.settings)
+    if not isinstance(given_settings, dict):
+        raise ValueError(f"settings must be a mapping of names to values, got {flags.settings!r}.")
+    model_settings = given_settings.get("model", {})
+    configs: dict[str, list[TrainConfig]] = {}
     for row in flags.rows:
-        row_settings = {
-            "model": scaled_sizes(row, flags.scale, flags.layers, flags.dropout),
-            "output_dir": str(Path(flags.output_dir) / "rows" / row),
-        }
-        configs[row] = load_config(f"paper-{row}", shared_settings | row_settings)
-        configs[row].model_config(flags.learned_vocab_size)
+        sizes = scaled_sizes(row, flags.scale, flags.layers, flags.dropout)
+        configs[row] = []
+        for seed in range(flags.seed, flags.seed + flags.num_seeds):
+            folder_name = row if seed == flags.seed else f"{row}-seed-{seed}"
+            row_settings = {
+                "model": {**model_settings, **sizes},
+                "seed": seed,
+                "output_dir": str(Path(flags.output_dir) / "rows" / folder_name),
+            }
+            config = load_config(f"paper-{row}", shared_settings | given_settings | row_settings)
+            config.model_config(flags.learned_vocab_size)
+            configs[row].append(config)
     return configs
 
 
-def built_section(configs: Mapping[str, TrainConfig], flags: argparse.Namespace) -> Section:
+def built_section(
+    configs: Mapping[str, Sequence[TrainConfig]], flags: argparse.Namespace
+) -> Section:
     """Show the sizes of the scaled rows.
 
     Args:
@@ -116,9 +130,12 @@ def built_section(configs: Mapping[str, TrainConfig], flags: argparse.Namespace)
     """
     rows = [
         [row, *size_cells(config.model_config(config.vocab_size), config.label_smoothing)]
-        for row, config in configs.items()
+        for row, (config, *_) in configs.items()
     ]
-    config = next(iter(configs.values()))
+    config, *others = next(iter(configs.values()))
+    last_seed = others[-1].seed if others else config.seed
+    seeds_text = f"seed {config.seed}" if not others else f"seeds {config.seed} to {last_seed}"
+    given_text = "" if flags.settings == "{}" else f" Other settings: `{flags.settings}`."
     return Section(
         name="built",
         title="The scaled rows of this training",
@@ -128,9 +145,9 @@ def built_section(configs: Mapping[str, TrainConfig], flags: argparse.Namespace)
         f"{' '.join(filter(None, (flags.dataset, flags.name)))}, {flags.source_lang} to "
         f"{flags.target_lang}, for {config.max_steps:,} steps of {config.tokens_per_step:,} "
         f"tokens, with {config.warmup_steps:,} warm-up steps, {config.learning_rate_factor:.3g} "
-        f"times the learning rate of section 5.3, seed {config.seed} and a shared vocabulary of "
-        f"{flags.learned_vocab_size:,} tokens. The paper trained big for three times as many steps "
-        "as the other rows; here all rows have the same number of steps.",
+        f"times the learning rate of section 5.3, {seeds_text} and a shared vocabulary of "
+        f"{flags.learned_vocab_size:,} tokens.{given_text} The paper trained big for three times "
+        "as many steps as the other rows; here all rows have the same number of steps.",
         columns=("row", *SIZE_COLUMNS),
         rows=rows,
     )

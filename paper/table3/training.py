@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ PATH_SETTINGS = ("output_dir", "tokenizer")
 
 
 class RowResult(NamedTuple):
-    """A trained row of Table 3, and its results on the validation split.
+    """A row of Table 3, trained with one seed, and its results on the validation split.
 
     Attributes:
         config: Sizes of the model.
@@ -48,34 +48,45 @@ class RowResult(NamedTuple):
     seconds: float
 
 
-def train_rows(configs: Mapping[str, TrainConfig], folder: Path) -> dict[str, RowResult]:
+def train_rows(
+    configs: Mapping[str, Sequence[TrainConfig]], folder: Path
+) -> dict[str, list[RowResult]]:
     """Train and evaluate the rows that are not finished, and read the results of all rows.
 
     All rows share one vocabulary.
 
     Args:
-        configs: Settings by row; the folder of a row is in its settings.
+        configs: For each row, the settings of each seed, which contain its folder.
         folder: Folder whose subfolder `vocabulary` stores the shared vocabulary.
 
     Returns:
-        Results by row, in the order of `configs`.
+        For each row, the results of each seed, in the order of `configs`.
 
     Raises:
         ValueError: If a row was started with other settings, or the dataset is invalid.
         InterruptedError: If a signal stopped the training; the next call resumes the training.
     """
-    unfinished = [row for row, config in configs.items() if not _is_finished(row, config)]
+    unfinished = [
+        (row, config)
+        for row, row_configs in configs.items()
+        for config in row_configs
+        if not _is_finished(row, config)
+    ]
     if unfinished:
-        vocabulary = _learn_vocabulary(configs[unfinished[0]], folder / "vocabulary")
-    for number, row in enumerate(unfinished, start=1):
-        config = dataclasses.replace(configs[row], tokenizer=vocabulary)
-        logger.info("row %s, %d of %d", row, number, len(unfinished))
+        first_config = next(iter(configs.values()))[0]
+        vocabulary = _learn_vocabulary(first_config, folder / "vocabulary")
+    for number, (row, row_config) in enumerate(unfinished, start=1):
+        config = dataclasses.replace(row_config, tokenizer=vocabulary)
+        logger.info("row %s, seed %d, %d of %d", row, config.seed, number, len(unfinished))
         if not train(config, resume=True):
             raise InterruptedError(
                 f"row {row} was stopped: run the same command again to resume it."
             )
         evaluate(config.folder, SPLIT)
-    return {row: _read_result(config.folder) for row, config in configs.items()}
+    return {
+        row: [_read_result(config.folder) for config in row_configs]
+        for row, row_configs in configs.items()
+    }
 
 
 def _is_finished(row: str, config: TrainConfig) -> bool:

@@ -13,7 +13,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.cli import main
 from vanilla_transformer.configuration_vanilla_transformer import PAPER_ROWS
 from vanilla_transformer.paper import table3
-from vanilla_transformer.paper.table3 import parameters, ranks, training
+from vanilla_transformer.paper.table3 import differences, parameters, ranks, training
 from vanilla_transformer.paper.table3.scaled import scaled_sizes
 from vanilla_transformer.train import loop
 from vanilla_transformer.train.recipe import load_config
@@ -137,7 +137,7 @@ def test_a_short_warmup_ends_at_the_peak_learning_rate_of_the_paper():
     table3.add_flags(parser)
     flags = parser.parse_args(["--max_steps", "90", "--rows", "base", "C5", "D3"])
     flags.output_dir = "none"
-    for row, config in table3.scaled_configs(flags).items():
+    for row, (config,) in table3.scaled_configs(flags).items():
         d_model = 256 if row == "C5" else 128
         rate = equations.learning_rate(30, d_model, config.warmup_steps)
         highest = equations.learning_rate(4000, d_model, 4000)
@@ -154,6 +154,12 @@ def test_a_short_warmup_ends_at_the_peak_learning_rate_of_the_paper():
         (["--rows", "C8"], "got 'C8'."),
         (["--warmup_steps", "-5"], "warmup_steps must be at least 1, got -5."),
         (["--dropout", "0.4", "--rows", "big"], "dropout must be at least 0 and below 1"),
+        (["--num_seeds", "0"], "num_seeds must be at least 1, got 0."),
+        (["--settings", "bf16"], "settings must be a mapping of names to values, got 'bf16'."),
+        (
+            ["--settings", "{precison: bf16}"],
+            "precison is not a setting. Did you mean 'precision'?",
+        ),
     ],
 )
 def test_an_invalid_scale_is_refused_before_training(flags, sentence, tmp_path, capsys):
@@ -200,6 +206,55 @@ def test_an_interrupted_table_resumes_and_trains_no_row_twice(
     folder = tmp_path / "rows" / "D4"
     expected = unsmoothed_loss(folder, corpus)
     assert rows["D4"]["PPL"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+def test_a_difference_is_clear_from_two_standard_errors_on():
+    # the variances are 2, 8 and 8; the standard error is sqrt(mean of the variances * 2 / 2 seeds)
+    values = {"base": [4.0, 6.0], "A1": [8.0, 12.0], "C1": [3.0, 7.0]}
+    found = differences.differences_from_base(values, {"base": 1.0, "A1": 3.0, "C1": 0.5})
+    assert list(found) == ["A1", "C1"]
+    assert found["A1"].ours == pytest.approx(5)
+    assert found["A1"].error == pytest.approx(math.sqrt((2 + 8 + 8) / 3))
+    assert found["A1"].verdict() == "same"
+    assert found["A1"]._replace(paper=-2.0).verdict() == "opposite"
+    assert found["A1"]._replace(paper=0.0).verdict() == "none in paper"
+    assert found["C1"].verdict() == "unclear"
+
+
+def test_a_table_with_several_seeds_has_means_and_reads_the_seeds_that_are_there(
+    corpus, tmp_path, monkeypatch, new_process
+):
+    command = toy(corpus, tmp_path, "base", "C1")
+    command += ["--settings", "{warmup_steps: 3, model: {initializer_gain: 0.5}}"]
+    assert main(command) == 0
+    alone = trained_rows(tmp_path)
+    trained = []
+    train = training.train
+    monkeypatch.setattr(
+        training, "train", lambda config, **kw: trained.append(config) or train(config, **kw)
+    )
+    assert main([*command, "--num_seeds", "2"]) == 0
+    assert [(config.folder.name, config.seed) for config in trained] == [
+        ("base-seed-2", 2),
+        ("C1-seed-2", 2),
+    ]
+    assert all(config.warmup_steps == 3 for config in trained)
+    assert all(config.model["initializer_gain"] == 0.5 for config in trained)
+    sections = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))["sections"]
+    scores = {
+        folder.name: json.loads((folder / "scores.json").read_text())["validation"]["bleu"]
+        for folder in (tmp_path / "rows").iterdir()
+    }
+    together = trained_rows(tmp_path)
+    for row in ("base", "C1"):
+        assert alone[row]["BLEU"] == scores[row]
+        assert together[row]["BLEU"] == pytest.approx((scores[row] + scores[f"{row}-seed-2"]) / 2)
+    assert "All numbers are means of 2 seeds." in sections["trained"]["says"]
+    (difference,) = sections["differences"]["rows"]
+    losses = {row: math.log(values["PPL"]) for row, values in together.items()}
+    assert difference[0] == "C1"
+    # the mean of the logarithms is not quite the logarithm of the mean
+    assert difference[1] == pytest.approx(losses["C1"] - losses["base"], abs=0.01)
 
 
 @torch.no_grad()
