@@ -7,6 +7,7 @@ import equations
 import pytest
 import torch
 from library_models import KINDS, SENTENCES, search_by_hand
+from train_toys import pipe_of
 from translation_toys import TEXTS, make_model
 
 from vanilla_transformer import TranslationPipeline
@@ -147,6 +148,20 @@ def test_the_command_scores_a_pair_of_files(folder, translate, capsys):
     assert [it["source"] for it in records] == TEXTS
     assert [it["target"] for it in records] == TEXTS[::-1]
     assert all(it["score"] == it["log_probability"] for it in records)
+
+
+@pytest.mark.parametrize("command", ["score", "align"])
+def test_files_can_be_pipes(command, folder, capsys):
+    paths = [folder / "source.txt", folder / "target.txt"]
+    files = ["--source", str(paths[0]), "--target", str(paths[1])]
+    texts = [path.read_text() for path in paths]
+    pipes = ["--source", pipe_of(texts[0]), "--target", pipe_of(texts[1])]
+    expected = lines_of(capsys, command, folder / "model", *files)
+    assert len(expected) == len(TEXTS)
+    assert lines_of(capsys, command, folder / "model", *pipes) == expected
+    pipes = ["--source", files[1], "--target", pipe_of("a house\n")]
+    assert main([command, str(folder / "model"), *pipes]) == 1
+    assert "must have the same number of lines, got 5 in" in capsys.readouterr().err
 
 
 def test_files_of_unequal_length_are_refused(folder, capsys):

@@ -44,6 +44,14 @@ def write_corpus(folder: Path, pairs: int = 90, seed: int = 3) -> Path:
     return folder
 
 
+def pipe_of(text: str) -> str:
+    """Return the path of a pipe with a text, as `<(command)` of a shell gives it."""
+    reading_end, writing_end = os.pipe()
+    os.write(writing_end, text.encode())
+    os.close(writing_end)
+    return f"/dev/fd/{reading_end}"
+
+
 def toy_settings(corpus: Path, output_dir: Path, **changes) -> dict:
     """Return the settings of a run that takes seconds."""
     settings = {

@@ -221,8 +221,8 @@ class TrainConfig:
     )
     tokenizer: str | None = setting(
         None,
-        "tokenizer to use: a folder, a Hub name or a SentencePiece file (.model); a new one is "
-        "learned if not given",
+        "tokenizer to use: a folder, a Hub name or a SentencePiece file (.model, .spm); a new one "
+        "is learned if not given",
         fixed_on_resume=True,
     )
     vocab_size: int = setting(

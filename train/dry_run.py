@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..console import LONGEST_VALUE, shortened
+from ..kernels_vanilla_transformer import has_bf16_instructions
 from ..sizes import size_of
 from ..tokenization.learning import refuse_small_vocabulary
 from .config import TrainConfig
@@ -70,6 +71,12 @@ def describe(config: TrainConfig, recipe: str) -> str:
         **_describe_memory(config, model),
         "highest learning rate": f"{peak_learning_rate:.3g} at step {peak_step:,}",
     }
+    is_on_cpu = not torch.accelerator.is_available()
+    if config.precision == "bf16" and is_on_cpu and not has_bf16_instructions():
+        computed_facts["precision"] = (
+            "bf16, many times slower than --precision fp32 on this CPU, which has no instructions "
+            "for bf16"
+        )
     paper_config, settings = TrainConfig(), dataclasses.asdict(config)
     changed_settings = {
         name: value for name, value in settings.items() if value != getattr(paper_config, name)

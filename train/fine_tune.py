@@ -491,6 +491,9 @@ def check_arguments(options: FineTuneArguments, args: Seq2SeqTrainingArguments):
         raise ValueError(
             f"hub_model_id must be user/name with push_to_hub, got {args.hub_model_id!r}."
         )
+    # refuse fp16 on a CPU, where accelerate would silently use fp32
+    if args.fp16 and args.device.type == "cpu":
+        raise ValueError("fp16 must be false on a CPU, got true.")
     _parse_columns(options)
     # raises an error if sacreBLEU does not have this tokenizer
     score_translations(["a"], ["a"], options.bleu_tokenizer)

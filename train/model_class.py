@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 import transformers
+from torch import nn
 from torch.func import functional_call
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
@@ -271,7 +272,22 @@ def make_model(config: "TrainConfig", model_config: PreTrainedConfig) -> PreTrai
                 f"got {len(embedding.weight)}: set the field of {type(model_config).__name__} that "
                 "sizes the embeddings with --model."
             )
+    _refuse_undeclared_sharing(model)
     return model
+
+
+def _refuse_undeclared_sharing(model: PreTrainedModel):
+    # the library saves a weight with two names only if the class says which name is the weight's
+    first_names: dict[nn.Parameter, str] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if name in model.all_tied_weights_keys:
+            continue
+        first_name = first_names.setdefault(weight, name)
+        if first_name != name:
+            raise ValueError(
+                f"{type(model).__name__} must declare shared weights in `_tied_weights_keys`, or "
+                f"they cannot be saved: {name!r} is {first_name!r}, and has no entry."
+            )
 
 
 def try_model(model: PreTrainedModel) -> bool:

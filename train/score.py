@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from ..loading import load
 from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW
 from .data.text_files import lines_of, opened, read_lines, refuse_other_format
 from .translate import add_language_flags, fitting_lines
+
+# function that reads the lines of a file, some at a time
+Reader = Callable[[], Iterable[list[str]]]
 
 
 def run(argv: list[str], prog: str) -> Iterator[str]:
@@ -111,23 +115,41 @@ def load_with_pairs(
             model cannot be loaded.
     """
     files = [settings.pop(side) for side in ("source", "target")]
-    num_lines = _count_lines(files)
+    readers = [_reader(path) for path in files]
+    num_lines = _count_lines(files, readers)
     trust_remote_code = settings.pop("trust_remote_code")
     pipeline = load(settings.pop("run"), trust_remote_code=trust_remote_code)
-    return pipeline, _read_pairs(pipeline, files, num_lines, progress_text)
+    return pipeline, _read_pairs(pipeline, files, readers, num_lines, progress_text)
 
 
 def _read_pairs(
-    pipeline: TranslationPipeline, files: list[Path], num_lines: int, progress_text: str
+    pipeline: TranslationPipeline,
+    files: list[Path],
+    readers: list[Reader],
+    num_lines: int,
+    progress_text: str,
 ) -> Iterator[tuple[list[str], list[str]]]:
     windows = zip(
-        *(fitting_lines(_read_windows(path), pipeline, str(path)) for path in files), strict=True
+        *(
+            fitting_lines(read(), pipeline, str(path))
+            for path, read in zip(files, readers, strict=True)
+        ),
+        strict=True,
     )
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
     with tqdm(total=num_lines, desc=progress_text, unit=" lines", disable=is_hidden) as bar:
         for sources, targets in windows:
             yield sources, targets
             bar.update(len(sources))
+
+
+def _reader(path: Path) -> Reader:
+    """Return a function that reads the lines of a file, and can be called again."""
+    if path.is_fifo():
+        # a pipe can be read only once
+        windows = list(_read_windows(path))
+        return lambda: windows
+    return partial(_read_windows, path)
 
 
 def _read_windows(path: Path) -> Iterator[list[str]]:
@@ -138,8 +160,8 @@ def _read_windows(path: Path) -> Iterator[list[str]]:
             yield window
 
 
-def _count_lines(files: list[Path]) -> int:
-    line_counts = [sum(map(len, _read_windows(path))) for path in files]
+def _count_lines(files: list[Path], readers: list[Reader]) -> int:
+    line_counts = [sum(map(len, read())) for read in readers]
     if line_counts[0] != line_counts[1]:
         raise ValueError(
             "source and target must have the same number of lines, got "

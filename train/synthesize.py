@@ -152,6 +152,11 @@ def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | 
 
 def _measure_text(task: Task) -> tuple[int, str]:
     """Return the number of lines to translate, and their SHA-256."""
+    for path in task.files:
+        if Path(path).is_fifo():
+            raise ValueError(
+                f"source must be a file, which a resumed command reads again, got the pipe {path}."
+            )
     num_lines, sha256 = 0, hashlib.sha256()
     for line in _lines_to_translate(task):
         num_lines += 1

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 from transformers import Seq2SeqTrainer
 
 from .data.batches import IGNORED
-from .devices.cpu_kernels import use_cpu_kernels
+from .devices.cpu_kernels import use_cpu_kernels, warn_of_emulated_bf16
 from .devices.memory import keep_freed_memory
 from .step import batch_loss_sum, takes_fused_loss
 
@@ -36,6 +36,10 @@ class FusedTrainer(Seq2SeqTrainer):
         """
         if self.args.device.type == "cpu":
             keep_freed_memory()
+            if self.accelerator.mixed_precision == "bf16" and self.is_world_process_zero():
+                warn_of_emulated_bf16(
+                    "--bf16 false" if self.args.bf16 else "--mixed_precision no of the launcher"
+                )
             use_cpu_kernels(self.model, is_half=self.accelerator.mixed_precision != "no")
         return super().create_optimizer(*args, **kwargs)
 

@@ -186,7 +186,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a run.
 
     Args:
-        source: Folder, Hub name, or file of a SentencePiece model (.model).
+        source: Folder, Hub name, or file of a SentencePiece model (.model or .spm).
 
     Returns:
         Tokenizer that adds its end token, and no other special token, to each sentence.
@@ -195,12 +195,18 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         ValueError: If the tokenizer cannot be loaded, needs its own code, is not fast, or has an id
             that is not below its number of tokens.
     """
-    if source.endswith(".model"):
+    if source.endswith((".model", ".spm")):
         if not Path(source).is_file():
             raise ValueError(f"tokenizer must be a file that exists, got {source!r}.")
         tokenizer = read_sentence_pieces(source)
     else:
-        rule = "tokenizer must be a folder, a Hub name or a SentencePiece file (.model)"
+        rule = "tokenizer must be a folder, a Hub name or a SentencePiece file (.model or .spm)"
+        path = Path(source)
+        # a file of the library tokenizers, which can have any name
+        if path.suffix == ".json" and path.name != "tokenizer.json" and path.is_file():
+            raise ValueError(
+                f"{rule}, got the file {source!r}: name it tokenizer.json, and give its folder."
+            )
         check_local(source, rule)
         tokenizer = read_tokenizer(source, remedy=TOKENIZER_WITHOUT_CODE)
     if not tokenizer.is_fast:

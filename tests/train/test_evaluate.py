@@ -658,6 +658,17 @@ def test_a_table_is_evaluated_with_the_columns_of_the_run_or_with_others(
     assert "columns must give a name, or a number from 1, for each of" in capsys.readouterr().err
 
 
+def test_files_can_be_pipes(run, tmp_path, capsys):
+    texts = ["".join(f"{line}\n" for line in lines) for lines in LINES[:2]]
+    pipes = ["--source", train_toys.pipe_of(texts[0]), "--reference", train_toys.pipe_of(texts[1])]
+    assert main([str(run), *pipes, "--output_dir", str(tmp_path / "out")]) == 0
+    (references,) = (tmp_path / "out/hypotheses").glob("*.reference.txt")
+    assert references.read_text() == texts[1]
+    pipe = train_toys.pipe_of("\n")
+    assert main([str(run), "--source", pipe, "--reference", train_toys.pipe_of(texts[1])]) == 1
+    assert f"{pipe} and /dev/fd/" in capsys.readouterr().err
+
+
 def test_invalid_utf_8_is_refused_in_every_split(run, tmp_path, capsys):
     (tmp_path / "latin.tsv").write_bytes("bee\tant\ncat\tgrün\n".encode("latin-1"))
     data = ["--dataset", str(tmp_path / "latin.tsv"), "--split", "train"]

@@ -402,6 +402,7 @@ def launched(*arguments):
 @pytest.mark.parametrize(
     ("slip", "sentence"),
     [
+        ({"fp16": True}, "fp16 must be false on a CPU, got true."),
         ({"lora_rank": -1}, "lora_rank must not be negative"),
         ({"run": "no/such/run"}, "run must be"),
     ],

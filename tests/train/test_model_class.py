@@ -1,5 +1,6 @@
 """Model classes of the user and of the library: train, resume, average, evaluate, push."""
 
+import dataclasses
 import importlib
 import json
 import re
@@ -502,6 +503,42 @@ WRONG_FILES = {
         "model: first_gate would be lost when the model is saved: it was 0.8, and would be 0.5",
     ),
 }
+
+
+SHARED = """
+from vanilla_transformer import VanillaTransformerForConditionalGeneration as Base
+
+
+class Shared(Base):
+    _tied_weights_keys = {**Base._tied_weights_keys, r"model.decoder.layers.1": "DECLARED"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.decoder.layers[1].SHARED = self.model.decoder.layers[0].SHARED
+        self.post_init()
+"""
+
+
+@pytest.mark.parametrize("shared", ["feed_forward", "feed_forward_norm.weight"])
+def test_weights_that_modules_share_must_be_declared(shared, corpus, tmp_path):
+    file = tmp_path / "shared.py"
+    code = SHARED.replace("SHARED", shared)
+    file.write_text(code.replace(', r"model.decoder.layers.1": "DECLARED"', ""), encoding="utf-8")
+    settings = {"model_class": f"{file}:Shared", "max_steps": 4}
+    config = train_toys.toy_config(corpus, tmp_path / "run", **settings)
+    for refusing in (lambda: describe(config, "demo"), lambda: train(config)):
+        with pytest.raises(ValueError, match=rf"layers\.1\.{shared}.* has no entry"):
+            refusing()
+    code = code.replace("layers.1", f"layers.1.{shared}")
+    code = code.replace("DECLARED", f"model.decoder.layers.0.{shared}")
+    file.write_text(code, encoding="utf-8")
+    assert train(config)
+    assert train(dataclasses.replace(config, max_steps=5), resume=True)
+    weights = load_run(tmp_path / "run", trust_remote_code=True)[0].state_dict()
+    shared_names = [name for name in weights if f"decoder.layers.1.{shared}" in name]
+    assert shared_names
+    for name in shared_names:
+        assert torch.equal(weights[name], weights[name.replace("layers.1", "layers.0")])
 
 
 @pytest.mark.parametrize("kind", WRONG_FILES)

@@ -274,6 +274,13 @@ def test_compressed_files_are_read_one_after_another(run, tmp_path):
     assert [pair["en"] for pair in pairs_of(tmp_path / "out")] == ["ant bee", "cat", "dog"]
 
 
+def test_a_pipe_is_refused_because_it_cannot_be_read_again(run, tmp_path, capsys):
+    flags = ["--source", train_toys.pipe_of("ant\n"), "--output_dir", str(tmp_path / "out")]
+    assert main(["distill", str(run), *flags]) == 1
+    assert "reads again, got the pipe /dev/fd/" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("*"))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -8,6 +8,7 @@ from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTraining
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.train import trainer
+from vanilla_transformer.train.devices import cpu_kernels
 from vanilla_transformer.train.devices.cpu_kernels import CheapDropout
 from vanilla_transformer.train.trainer import FusedTrainer
 
@@ -96,6 +97,24 @@ def test_a_step_is_that_of_the_library(trained, settings, forbid_scores):
         assert fused[0] == pytest.approx(plain[0], rel=2e-2)
     else:
         assert_same(plain, fused)
+
+
+@pytest.mark.parametrize(
+    ("launched", "settings", "remedy"),
+    [
+        ("no", {}, None),
+        ("no", {"bf16": True}, "set --bf16 false."),
+        ("bf16", {}, "set --mixed_precision no of the launcher."),
+    ],
+)
+def test_bf16_on_a_cpu_that_emulates_it_is_mentioned(
+    trained, monkeypatch, caplog, launched, settings, remedy
+):
+    monkeypatch.setattr(cpu_kernels, "has_bf16_instructions", lambda: False)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    trained(FusedTrainer, **settings)
+    assert caplog.text.count("many times slower") == (remedy is not None)
+    assert (remedy or "") in caplog.text
 
 
 def test_a_collator_need_not_shift_the_labels(trained, tokenizer, forbid_scores):

@@ -52,9 +52,11 @@ def test_the_tokens_that_training_needs_are_added(special, template, eos, added,
     assert again.pad_token_id == tokenizer.pad_token_id
 
 
-def test_a_run_takes_a_sentencepiece_model(tmp_path):
+@pytest.mark.parametrize("suffix", [".model", ".spm"])
+def test_a_run_takes_a_sentencepiece_model(suffix, tmp_path):
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     path, _ = make_pieces(tmp_path)
+    path = path.rename(path.with_suffix(suffix))
     for side in ("train", "validation"):
         for language in ("en", "de"):
             file = corpus / f"{side}.{language}"
@@ -65,6 +67,14 @@ def test_a_run_takes_a_sentencepiece_model(tmp_path):
     kept = AutoTokenizer.from_pretrained(tmp_path / "run")
     assert kept("the cat").input_ids[-1] == kept.eos_token_id == 2
     assert len(load_texts(config).train) == 1
+
+
+def test_a_file_of_the_library_tokenizers_needs_its_name(tmp_path):
+    make({}, None).backend_tokenizer.save(str(tmp_path / "mine.json"))
+    with pytest.raises(ValueError, match=r"got the file .*mine\.json': name it tokenizer\.json"):
+        load_tokenizer(str(tmp_path / "mine.json"))
+    (tmp_path / "mine.json").rename(tmp_path / "tokenizer.json")
+    assert load_tokenizer(str(tmp_path))("cat").input_ids[0] == WORDS.index("cat")
 
 
 def test_a_sentencepiece_model_that_is_not_there_is_refused():

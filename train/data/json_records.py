@@ -186,11 +186,15 @@ def _find_languages_and_fields(
             f"a column {TRANSLATION_COLUMN!r} with a text for each language, or a column for each "
             "language"
         )
+        advice = (
+            " To read other columns, give their names: "
+            "--columns '{LANGUAGE: NAME, LANGUAGE: NAME}'."
+        )
         if columns:
-            rule = f"the columns {' and '.join(map(repr, columns))}"
+            rule, advice = f"the columns {' and '.join(map(repr, columns))}", ""
         raise ValueError(
             f"{', '.join(names)} must have {rule}, got "
-            f"{', '.join(sorted(found_fields)) or 'no records'}."
+            f"{', '.join(sorted(found_fields)) or 'no records'}.{advice if found_fields else ''}"
         )
     return sorted(found_languages), ()
 

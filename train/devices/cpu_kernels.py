@@ -1,6 +1,7 @@
 """CPU kernels for training: oneDNN products, cheap dropout, attention in half precision."""
 
 import functools
+import logging
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...identity_vanilla_transformer import difference_below_head
 from ...kernels_vanilla_transformer import has_bf16_instructions, is_intel
+
+logger = logging.getLogger(__name__)
 
 # smallest number of elements of each factor for oneDNN: for smaller matrices, building oneDNN's
 # kernel takes longer than the kernel saves
@@ -301,6 +304,20 @@ def use_cpu_kernels(model: PreTrainedModel, is_half: bool) -> None:
     is_sdpa = model.config._attn_implementation == "sdpa"
     if is_half and is_sdpa and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward:
         model.set_attn_implementation(CPU_ATTENTION)
+
+
+def warn_of_emulated_bf16(remedy: str) -> None:
+    """Warn if this CPU has no instructions for bf16.
+
+    Args:
+        remedy: Flag that sets fp32 instead.
+    """
+    if not has_bf16_instructions():
+        logger.warning(
+            "Training in bf16 is many times slower than in fp32 on this CPU, which has no "
+            "instructions for bf16 (avx512_bf16 or amx_bf16): set %s.",
+            remedy,
+        )
 
 
 def use_onednn(model: nn.Module) -> None:

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 
 from ..config import TrainConfig
 from ..run_folder.checkpoint import ADAM_MOMENTS
-from .cpu_kernels import use_cpu_kernels
+from .cpu_kernels import use_cpu_kernels, warn_of_emulated_bf16
 from .memory import keep_freed_memory
 
 logger = logging.getLogger(__name__)
@@ -106,6 +106,12 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         _check_deepspeed(accelerator, config)
     _refuse_precision(config.precision, accelerator.device)
     _warn_of_other_precision(config.precision, accelerator)
+    if (
+        config.precision == "bf16"
+        and accelerator.device.type == "cpu"
+        and accelerator.is_main_process
+    ):
+        warn_of_emulated_bf16("--precision fp32")
     disable_cudnn_attention()
     _warn_of_idle_cores(accelerator)
     _warn_of_idle_tensor_cores(config.precision, accelerator)

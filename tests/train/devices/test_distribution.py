@@ -16,9 +16,9 @@ import train_toys
 from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
 
-from vanilla_transformer.train import loop
+from vanilla_transformer.train import dry_run, loop
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.devices import distribution
+from vanilla_transformer.train.devices import cpu_kernels, distribution
 from vanilla_transformer.train.devices.distribution import open_accelerator
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints, read_optimizer
@@ -588,6 +588,22 @@ def test_another_precision_of_the_launcher_is_mentioned(monkeypatch, caplog, lau
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
     distribution.open_accelerator(TrainConfig(precision="bf16"))
     assert ("is not used: the precision is bf16, which --precision sets" in caplog.text) == is_said
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_bf16_on_a_cpu_that_emulates_it_is_mentioned(
+    monkeypatch, caplog, precision, has_instructions
+):
+    for module in (cpu_kernels, dry_run):
+        monkeypatch.setattr(module, "has_bf16_instructions", lambda: has_instructions)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    is_emulated = precision == "bf16" and not has_instructions
+    config = TrainConfig(precision=precision)
+    assert ("many times slower" in dry_run.describe(config, "paper-base")) == is_emulated
+    assert not caplog.text
+    open_accelerator(config)
+    assert caplog.text.count("set --precision fp32.") == is_emulated
 
 
 @pytest.mark.parametrize(
