@@ -138,6 +138,43 @@ def test_a_file_whose_lines_end_with_carriage_returns_is_named(run, tmp_path):
         assert list(translate.run([str(run), str(path)], "translate"))
 
 
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("ant\nbee\n".encode("utf-16"), "must be UTF-8, got UTF-16 by its byte order mark."),
+        (b"\xfe\xff\0a\0\n", "must be UTF-8, got UTF-16 by its byte order mark."),
+        (gzip.compress(b"ant\n"), "must be text, or have the suffix .gz, got a gzip file."),
+    ],
+)
+def test_a_file_of_another_encoding_is_named(run, tmp_path, monkeypatch, content, sentence):
+    path = tmp_path / "lines.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"lines.txt {sentence}"):
+        list(translate.run([str(run), str(path)], "translate"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    with pytest.raises(ValueError, match=rf"^stdin {sentence}"):
+        list(translate.run([str(run)], "translate"))
+
+
+@pytest.mark.parametrize("is_stdin", [False, True])
+def test_a_file_is_not_translated_into_itself(tmp_path, is_stdin):
+    path = tmp_path / "lines.txt"
+    path.write_text("ant\n")
+    with path.open("rb") as read, path.open("ab") as write:
+        done = subprocess.run(
+            command(tmp_path, *([] if is_stdin else [str(path)])),
+            stdin=read if is_stdin else None,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    name = "stdin" if is_stdin else path
+    assert done.stderr.startswith(f"error: {name} must not be the file to which stdout is written:")
+    assert done.returncode == 1
+    assert path.read_text() == "ant\n"
+
+
 def test_lines_are_read_as_they_arrive():
     read, write = os.pipe()
     with open(read, "rb") as file:

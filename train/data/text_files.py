@@ -93,13 +93,14 @@ def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Itera
         Lines without their line feeds.
 
     Raises:
-        ValueError: If a line is too long, a line is not UTF-8 and `repair` is false, or carriage
-            returns end the lines; names the line.
+        ValueError: If a line is too long, a line is not UTF-8 and `repair` is false, the file is
+            UTF-16 or compressed, or carriage returns end the lines; names the line.
     """
     errors = "replace" if repair else "strict"
     for line_number, line in enumerate(lines, start=1):
         if line_number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
+            _refuse_other_encoding(line, name)
             if not line.endswith(b"\n"):
                 _refuse_carriage_returns(line.count(b"\r", 0, -1), name)
         if len(line) > MAX_LINE_BYTES:
@@ -109,6 +110,14 @@ def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Itera
         except UnicodeDecodeError as error:
             raise not_utf_8_error(f"{name} line {line_number}", error) from error
         yield text.rstrip("\r\n")
+
+
+def _refuse_other_encoding(first_bytes: bytes, name: str):
+    """Refuse a file that begins with the byte order mark of UTF-16, or as a gzip file."""
+    if first_bytes.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError(f"{name} must be UTF-8, got UTF-16 by its byte order mark.")
+    if first_bytes.startswith(GZIP_MAGIC):
+        raise ValueError(f"{name} must be text, or have the suffix .gz, got a gzip file.")
 
 
 def _refuse_carriage_returns(count: int, name: str):
@@ -191,10 +200,8 @@ def count_lines(path: Path) -> int:
     with opened(path) as file:
         while chunk := file.read(MAX_LINE_BYTES):
             is_first_chunk = num_lines == unfinished_bytes == 0
-            if is_first_chunk and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                raise ValueError(f"{path} must be UTF-8, got UTF-16 by its byte order mark.")
-            if is_first_chunk and chunk.startswith(GZIP_MAGIC):
-                raise ValueError(f"{path} must be text, or have the suffix .gz, got a gzip file.")
+            if is_first_chunk:
+                _refuse_other_encoding(chunk, str(path))
             last_byte = chunk[-1:]
             num_carriage_returns += chunk.count(b"\r")
             first_line_end = chunk.find(b"\n")
