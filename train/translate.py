@@ -400,6 +400,11 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     # the parser assigns FILE to `runs` too: the last of several words is FILE unless it is a model
     path = runs.pop() if len(runs) > 1 and not _is_model_name(runs[-1]) else None
     path = None if path == "-" else path
+    if early_file := next((word for word in runs[1:] if Path(word).is_file()), None):
+        raise ValueError(
+            f"only the last argument may be a file, got the file {early_file} before it: run the "
+            "command once for each file, after the model."
+        )
     file_name = path or "stdin"
     supported = (".srt",) if column is None else (".srt", ".jsonl", ".json")
     refuse_other_format(file_name, supported, ADVICE)
@@ -476,7 +481,7 @@ def _check_num_returned(pipeline: TranslationPipeline, search: Mapping[str, Any]
     defaults = pipeline.model.generation_config
     num_beams = search.get("num_beams", defaults.num_beams or DEFAULT_SEARCH["num_beams"])
     num_returned = search.get("num_return_sequences", 1)
-    if num_returned > num_beams and not defaults.do_sample:
+    if num_returned > max(num_beams, 1) and not defaults.do_sample:
         raise ValueError(
             f"num_return_sequences must be at most num_beams, {num_beams}, got {num_returned}."
         )

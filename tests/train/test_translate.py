@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -394,6 +395,20 @@ def test_more_translations_than_beams_are_refused(run, tmp_path, capsys):
         assert main(["translate", str(run), str(source), *flags]) == 1
         expected = f"num_return_sequences must be at most num_beams, {num_beams}, got 3"
         assert expected in capsys.readouterr().err
+    assert main(["translate", str(run), str(source), "--num_beams", "0"]) == 1
+    assert "num_beams must be an integer of at least 1, got 0" in capsys.readouterr().err
+
+
+def test_several_files_are_refused(run, tmp_path, capsys):
+    files = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    for file in files:
+        Path(file).write_text("ant\n")
+    for words in ([*files], [files[0], "-"], [files[0], str(run)]):
+        assert main(["translate", str(run), *words]) == 1
+        assert capsys.readouterr().err == (
+            f"error: only the last argument may be a file, got the file {files[0]} before it: run "
+            "the command once for each file, after the model.\n"
+        )
 
 
 def test_a_file_without_permission_is_named(run, tmp_path, monkeypatch, capsys):
