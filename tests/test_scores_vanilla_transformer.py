@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import equations
 import pytest
@@ -147,6 +148,17 @@ def test_the_command_scores_a_pair_of_files(folder, translate, capsys):
     assert [it["source"] for it in records] == TEXTS
     assert [it["target"] for it in records] == TEXTS[::-1]
     assert all(it["score"] == it["log_probability"] for it in records)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the machine has no named pipes")
+@pytest.mark.parametrize("command", ["score", "align"])
+def test_a_pipe_is_refused_because_a_file_is_read_twice(folder, tmp_path, capsys, command):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    files = ["--source", str(folder / "source.txt"), "--target", str(pipe)]
+    assert main([command, str(folder / "model"), *files]) == 1
+    expected = f"error: {pipe} must be a file, got a pipe: write its lines to a file.\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_files_of_unequal_length_are_refused(folder, capsys):

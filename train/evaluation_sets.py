@@ -8,7 +8,7 @@ from pathlib import Path
 from sacrebleu.dataset import DATASETS
 
 from ..configuration_vanilla_transformer import closest_name
-from .data.text_files import count_lines, lines_of, opened, read_lines, refuse_other_format
+from .data.text_files import lines_of, opened, read_lines, refuse_other_format
 
 
 def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
@@ -26,19 +26,18 @@ def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
     """
     for path in paths:
         refuse_other_format(path)
-    counts = [count_lines(Path(path)) for path in paths]
-    for path, count in zip(paths, counts, strict=True):
-        if count == 0:
-            raise ValueError(f"{path} must have at least one line, got none.")
-        if count != counts[0]:
-            raise ValueError(
-                f"{paths[0]} and {path} must have the same number of lines, got {counts[0]:,} and "
-                f"{count:,}."
-            )
-    texts = []
+    texts: list[list[str]] = []
     for path in paths:
+        # read once, because the path may be that of a pipe
         with opened(Path(path)) as file:
             texts.append(list(read_lines(lines_of(file), str(path))))
+        if not texts[-1]:
+            raise ValueError(f"{path} must have at least one line, got none.")
+        if len(texts[-1]) != len(texts[0]):
+            raise ValueError(
+                f"{paths[0]} and {path} must have the same number of lines, got "
+                f"{len(texts[0]):,} and {len(texts[-1]):,}."
+            )
     return texts
 
 

@@ -139,6 +139,10 @@ def _read_windows(path: Path) -> Iterator[list[str]]:
 
 
 def _count_lines(files: list[Path]) -> int:
+    for path in files:
+        # the lines are counted first, and then read again
+        if path.is_fifo():
+            raise ValueError(f"{path} must be a file, got a pipe: write its lines to a file.")
     line_counts = [sum(map(len, _read_windows(path))) for path in files]
     if line_counts[0] != line_counts[1]:
         raise ValueError(

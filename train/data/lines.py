@@ -93,6 +93,13 @@ def _extract_field(line: str, line_name: str, column: str) -> str:
         raise ValueError(
             f"the field {column!r} of {line_name} must be text, got {type(value).__name__}."
         )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the field {column!r} of {line_name} must be valid Unicode, got an unpaired surrogate "
+            f"at index {error.start}."
+        ) from error
     return value
 
 
