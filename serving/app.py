@@ -424,7 +424,8 @@ def build_app(
         Middleware(BoundedRequests, max_bytes=max_bytes),
     ]
     # without a schema there are no documentation pages, which load scripts from other servers
-    app = FastAPI(openapi_url=None, middleware=middleware)
+    # a redirect of /translate/ would name http, and not the https of a proxy in front of the server
+    app = FastAPI(openapi_url=None, middleware=middleware, redirect_slashes=False)
     app.add_exception_handler(AnyHTTPException, _answer_refusal)
     for path, endpoint, methods in (
         ("/translate", api.translate, ["POST"]),

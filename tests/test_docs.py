@@ -63,6 +63,7 @@ def reader(tmp_path_factory):
     train_small_demo(folder)
     (folder / "my").mkdir()
     (folder / "my" / "sentences.txt").write_text("See you on Monday.\n", encoding="utf-8")
+    (folder / "my" / "translations.txt").write_text("Bis Montag.\n", encoding="utf-8")
     for split in ("train", "test"):
         (folder / "my" / f"{split}.mrg").write_text("\n".join(TREES), encoding="utf-8")
     shutil.copytree(PEERS / "fairseq-post", folder / "my" / "fairseq")

@@ -3,7 +3,9 @@
 import argparse
 import json
 import logging
+import os
 import re
+import stat
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -56,6 +58,13 @@ NO_SENTENCE = re.compile(r'\{"|\[\{|<[A-Za-z!/?]|PK\x03\x04|%PDF')
 NO_SENTENCE_WARNING = (
     "the first line of {} has JSON or markup, and whole lines are translated; --column takes a "
     "field of JSON lines"
+)
+# second line of .srt, or an early line of .vtt
+SUBTITLE_TIMES = re.compile(r"[\d:]+[.,]\d+ --> ")
+SUBTITLE_LINES = 4
+SUBTITLES_WARNING = (
+    "line {} of {} has the times of a subtitle, and whole lines are translated; subtitles need a "
+    "file with the suffix .srt"
 )
 # what to do with files that have no sentence on each line, by suffix
 ADVICE = {
@@ -392,10 +401,15 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     # the parser assigns FILE to `runs` too: the last of several words is FILE unless it is a model
     path = runs.pop() if len(runs) > 1 and not _is_model_name(runs[-1]) else None
     path = None if path == "-" else path
+    if early_file := next((word for word in runs[1:] if Path(word).is_file()), None):
+        raise ValueError(
+            f"only the last argument may be a file, got the file {early_file} before it: run the "
+            "command once for each file, after the model."
+        )
     file_name = path or "stdin"
     supported = (".srt",) if column is None else (".srt", ".jsonl", ".json")
     refuse_other_format(file_name, supported, ADVICE)
-    is_subtitles = ".srt" in Path(file_name).suffixes
+    is_subtitles = ".srt" in Path(file_name.lower()).suffixes
     is_n_best = shows_scores or "num_return_sequences" in search
     is_aligned = "return_alignment" in search
     if is_subtitles and (column or writes_jsonl or is_n_best or is_aligned):
@@ -414,6 +428,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         search["return_scores"] = True
     # opened first, so that an unreadable file is reported before the model is loaded
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
+        _refuse_output_to_input(path)
         subtitles = read_subtitles(file, file_name) if is_subtitles else []
         pipeline, other_models = _load_models(runs, trust_remote_code, search.get("int8", False))
         _check_num_returned(pipeline, search)
@@ -433,6 +448,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
                     logger.warning("%s", TABS_WARNING.format(file_name))
                 if NO_SENTENCE.match(line):
                     logger.warning("%s", NO_SENTENCE_WARNING.format(file_name))
+            if number < SUBTITLE_LINES and field_reader is None and SUBTITLE_TIMES.match(line):
+                logger.warning("%s", SUBTITLES_WARNING.format(number + 1, file_name))
             if writes_jsonl:
                 yield json.dumps({"source": line, "translations": translations}, ensure_ascii=False)
             elif is_n_best:
@@ -441,6 +458,17 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
                     yield " ||| ".join([str(number), *output_fields(translation)])
             else:
                 yield " ||| ".join(output_fields(translations[0]))
+
+
+def _refuse_output_to_input(path: str | None):
+    """Refuse to write the translations to the file that is read, where they would be read too."""
+    # file descriptors of stdin and stdout
+    input_status, output_status = os.stat(0 if path is None else path), os.fstat(1)
+    if stat.S_ISREG(input_status.st_mode) and os.path.samestat(input_status, output_status):
+        raise ValueError(
+            f"{path or 'stdin'} must not be the file to which stdout is written: write the "
+            "translations to another file."
+        )
 
 
 def _is_model_name(word: str) -> bool:
@@ -454,7 +482,7 @@ def _check_num_returned(pipeline: TranslationPipeline, search: Mapping[str, Any]
     defaults = pipeline.model.generation_config
     num_beams = search.get("num_beams", defaults.num_beams or DEFAULT_SEARCH["num_beams"])
     num_returned = search.get("num_return_sequences", 1)
-    if num_returned > num_beams and not defaults.do_sample:
+    if num_returned > max(num_beams, 1) and not defaults.do_sample:
         raise ValueError(
             f"num_return_sequences must be at most num_beams, {num_beams}, got {num_returned}."
         )

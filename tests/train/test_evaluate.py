@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import io
 import json
+import os
 import shutil
 import subprocess
 from itertools import chain
@@ -25,6 +26,7 @@ from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import evaluate as evaluating
 from vanilla_transformer.train.data.leaks import describe_leaks
 from vanilla_transformer.train.evaluate import evaluate, main, score_table, validation_loss
+from vanilla_transformer.train.evaluation_sets import read_files
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.recipe import save_config
 from vanilla_transformer.train.run_folder.environment import read_environment
@@ -575,6 +577,19 @@ def write_lines(folder, **sides):
         paths.append(folder / f"news.{name}")
         paths[-1].write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return paths
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="pipes have no paths")
+def test_a_test_set_may_come_from_pipes():
+    paths = []
+    for text in (b"ant bee\nowl\n", b"bee\nelk"):
+        read, write = os.pipe()
+        os.write(write, text)
+        os.close(write)
+        paths.append(f"/dev/fd/{read}")
+    assert read_files(paths) == [["ant bee", "owl"], ["bee", "elk"]]
+    for path in paths:
+        os.close(int(Path(path).name))
 
 
 def test_a_test_set_of_ones_own_has_several_references(run, tmp_path, monkeypatch, capsys):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -136,6 +137,43 @@ def test_a_file_whose_lines_end_with_carriage_returns_is_named(run, tmp_path):
     for content in (b"ant bee\r", b"ant\r\nbee\r\n", b"ant\rbee\ncat"):
         path.write_bytes(content)
         assert list(translate.run([str(run), str(path)], "translate"))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("ant\nbee\n".encode("utf-16"), "must be UTF-8, got UTF-16 by its byte order mark."),
+        (b"\xfe\xff\0a\0\n", "must be UTF-8, got UTF-16 by its byte order mark."),
+        (gzip.compress(b"ant\n"), "must be text, or have the suffix .gz, got a gzip file."),
+    ],
+)
+def test_a_file_of_another_encoding_is_named(run, tmp_path, monkeypatch, content, sentence):
+    path = tmp_path / "lines.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"lines.txt {sentence}"):
+        list(translate.run([str(run), str(path)], "translate"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    with pytest.raises(ValueError, match=rf"^stdin {sentence}"):
+        list(translate.run([str(run)], "translate"))
+
+
+@pytest.mark.parametrize("is_stdin", [False, True])
+def test_a_file_is_not_translated_into_itself(tmp_path, is_stdin):
+    path = tmp_path / "lines.txt"
+    path.write_text("ant\n")
+    with path.open("rb") as read, path.open("ab") as write:
+        done = subprocess.run(
+            command(tmp_path, *([] if is_stdin else [str(path)])),
+            stdin=read if is_stdin else None,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    name = "stdin" if is_stdin else path
+    assert done.stderr.startswith(f"error: {name} must not be the file to which stdout is written:")
+    assert done.returncode == 1
+    assert path.read_text() == "ant\n"
 
 
 def test_lines_are_read_as_they_arrive():
@@ -357,6 +395,20 @@ def test_more_translations_than_beams_are_refused(run, tmp_path, capsys):
         assert main(["translate", str(run), str(source), *flags]) == 1
         expected = f"num_return_sequences must be at most num_beams, {num_beams}, got 3"
         assert expected in capsys.readouterr().err
+    assert main(["translate", str(run), str(source), "--num_beams", "0"]) == 1
+    assert "num_beams must be an integer of at least 1, got 0" in capsys.readouterr().err
+
+
+def test_several_files_are_refused(run, tmp_path, capsys):
+    files = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    for file in files:
+        Path(file).write_text("ant\n")
+    for words in ([*files], [files[0], "-"], [files[0], str(run)]):
+        assert main(["translate", str(run), *words]) == 1
+        assert capsys.readouterr().err == (
+            f"error: only the last argument may be a file, got the file {files[0]} before it: run "
+            "the command once for each file, after the model.\n"
+        )
 
 
 def test_a_file_without_permission_is_named(run, tmp_path, monkeypatch, capsys):

@@ -15,8 +15,8 @@ COMMANDS = re.compile(r"(?:\{\\[^{}]*\}\s*)+")
 ENCLOSED = re.compile(
     r"(?P<start><(?P<name>[A-Za-z]+)[^<>]*>)(?P<text>.*)(?P<end></(?P=name)>)", re.DOTALL
 )
-# start of a speaker's line
-DIALOGUE = re.compile(rf"(?:{MARKUP.pattern})*[-\u2013\u2014] +")
+# start of a speaker's line; in "-5", a hyphen is a sign
+DIALOGUE = re.compile(rf"(?:{MARKUP.pattern})*(?:[-\u2013\u2014] +|-(?=[^\s\d-]))")
 
 
 class SubtitlePart(NamedTuple):
@@ -54,7 +54,7 @@ def column_reader(path: str | None, column: str) -> Callable[[str, str], str]:
     Raises:
         ValueError: If a file with tabs is given and `column` is not a number from 1.
     """
-    is_json = any(suffix in (".jsonl", ".json") for suffix in Path(path or "").suffixes)
+    is_json = any(suffix in (".jsonl", ".json") for suffix in Path((path or "").lower()).suffixes)
     if is_json or (path is None and not column.isdecimal()):
         return lambda line, line_name: _extract_field(line, line_name, column)
     if not column.isdecimal() or int(column) < 1:
@@ -93,6 +93,13 @@ def _extract_field(line: str, line_name: str, column: str) -> str:
         raise ValueError(
             f"the field {column!r} of {line_name} must be text, got {type(value).__name__}."
         )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the field {column!r} of {line_name} must be valid Unicode, got an unpaired surrogate "
+            f"at index {error.start}."
+        ) from error
     return value
 
 
@@ -159,8 +166,9 @@ def read_subtitles(file: IO[bytes], name: str) -> list[Any]:
 def split_subtitle(content: str) -> list[SubtitlePart]:
     """Split a subtitle into the parts that are translated alone: all of it, or speakers' lines.
 
-    A line that begins with a dash and a space begins the part of another speaker. Markup that
-    encloses a part, and the dash, surround its translation; other markup is removed.
+    A line that begins with a hyphen, or with a dash and a space, begins the part of another
+    speaker. Markup that encloses a part, and the dash, surround its translation; other markup is
+    removed.
 
     Args:
         content: Text of a subtitle, with its markup.

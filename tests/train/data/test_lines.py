@@ -48,6 +48,7 @@ def texts_of(results):
         ("table.tsv", "2", lambda text: f"id\t{text}\tmore"),
         ("table.txt", "1", lambda text: f"{text}\tmore"),
         ("lines.jsonl", "text", lambda text: json.dumps({"text": text, "id": 3})),
+        ("LINES.JSONL", "1", lambda text: json.dumps({"1": text})),
         (
             "lines.jsonl",
             "translation.en",
@@ -92,6 +93,12 @@ def test_lines_with_tabs_are_translated_whole_and_said(model, tmp_path, capsys, 
             "en",
             '{"en": "dogs"}\n{"en": 3}\n',
             "field 'en' of .* line 2 must be text",
+        ),
+        (
+            "a.jsonl",
+            "en",
+            '{"en": "dogs"}\n{"en": "a \\ud83d"}\n',
+            "field 'en' of .* line 2 must be valid Unicode, got an unpaired surrogate at index 2",
         ),
         ("a.jsonl", "en", '{"en": "dogs"}\n[]\n', "line 2 must have the field 'en', got no object"),
         ("a.json", "en", '[\n{"en": "dogs"}\n]\n', r"line 1 must be .* JSON lines \(.jsonl\)"),
@@ -175,10 +182,20 @@ def test_lines_that_look_like_no_sentence_are_said(
     assert ("has JSON or markup" in caplog.text) == is_warned
 
 
-def test_subtitles_are_translated_to_subtitles(model, tmp_path, capsys):
+@pytest.mark.parametrize(("first_line", "number"), [("1\n", 2), ("WEBVTT\n\n", 3)])
+def test_subtitles_without_a_suffix_are_said(model, tmp_path, capsys, caplog, first_line, number):
+    path = tmp_path / "film.txt"
+    path.write_text(f"{first_line}00:01.000 --> 00:02.000\ndogs\n\n2\n00:03.000 --> 00:04.000\n")
+    assert main(["translate", model[0], str(path)]) == 0
+    assert caplog.text.count(f"line {number} of {path} has the times of a subtitle") == 1
+    assert caplog.text.count("times of a subtitle") == 1
+
+
+@pytest.mark.parametrize("name", ["film.srt", "FILM.SRT"])
+def test_subtitles_are_translated_to_subtitles(model, tmp_path, capsys, name):
     pytest.importorskip("srt")
     folder, translate = model
-    path = tmp_path / "film.srt"
+    path = tmp_path / name
     path.write_text(SUBTITLES)
     assert main(["translate", folder, str(path)]) == 0
     first, second = texts_of(translate(["the small cat sleeps", "dogs"]))
@@ -238,6 +255,13 @@ def test_a_translation_has_as_many_lines_as_its_subtitle():
         ),
         ("<i>- dogs</i> bark", ["dogs bark"], "- DOGS BARK", True),
         ("dogs\n- cats", ["dogs", "cats"], "DOGS\n- CATS", False),
+        (
+            "-Is the dog here?\n-<i>No.</i>\n-\u00bfQu\u00e9?",
+            ["Is the dog here?", "No.", "\u00bfQu\u00e9?"],
+            "-IS THE DOG HERE?\n-<i>NO.</i>\n-\u00bfQU\u00c9?",
+            False,
+        ),
+        ("-5\n--a", ["-5 --a"], "-5\n--A", False),
         ("-5 < 3 - x", ["-5 < 3 - x"], "-5 < 3 - X", False),
         ("", [""], "", False),
     ],
