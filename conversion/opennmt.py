@@ -48,6 +48,7 @@ EXPECTED_SETTINGS = {
     "parallel_residual": (False, "attention and feed-forward side by side"),
     "sliding_window": (0, "sliding-window attention"),
     "copy_attn": (False, "a copy mechanism"),
+    "generator_function": ("softmax", "other probabilities"),
     "lora_layers": ([], "LoRA, which must be merged first"),
     "lora_embedding": (False, "LoRA, which must be merged first"),
     "n_src_feats": (0, "word features"),

@@ -8,8 +8,17 @@ import re
 import unicodedata
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from tokenizers.models import BPE
 from transformers import TokenizersBackend
 
@@ -24,7 +33,8 @@ class VanillaTransformerTokenizer(TokenizersBackend):
 
     Every text can be encoded. Decoding returns the text, normalized to Unicode's NFC, with every
     space, line break and control character. A word has the same tokens at the start of a text and
-    after a space. The end token follows every text. The name of a special token inside a text is
+    after a space. The end token follows every text, unless `add_eos_token` or the post-processor
+    was changed; a saved tokenizer keeps the change. The name of a special token inside a text is
     encoded like other text, unless `split_special_tokens` is off.
 
     Without arguments the vocabulary has only special tokens and single bytes;
@@ -92,8 +102,17 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             ]
         )
         self._set_decoder()
-        # the library saves the post-processor that this setting makes, but not the setting
-        kwargs.setdefault("add_eos_token", True)
+        post_processor = _given_post_processor(kwargs)
+        added_settings: dict[str, bool] = {}
+        if post_processor is None:
+            kwargs.setdefault("add_eos_token", True)
+        else:
+            # the library saves the post-processor, but not the settings that made it
+            added_settings = {
+                name: kwargs.pop(name)
+                for name in ("add_bos_token", "add_eos_token")
+                if name in kwargs
+            }
         super().__init__(
             pad_token=pad_token,
             bos_token=bos_token,
@@ -104,6 +123,8 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             **kwargs,
         )
         self.symbols = list(symbols or [])
+        if post_processor is not None:
+            self._read_added_tokens(added_settings)
         # the library would give a missing token the next free id, which is outside of the model's
         # embedding. This is refused for the default names; a caller with other names wants new ids
         known_tokens = set(self._tokenizer.get_vocab(with_added_tokens=False))
@@ -131,6 +152,24 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             raise ValueError(
                 f"the vocabulary must hold every symbol, got none of {', '.join(missing_symbols)}."
             )
+
+    def _read_added_tokens(self, settings: dict[str, bool]):
+        """Read from the post-processor which tokens every text gets, then apply given settings."""
+        added_tokens = self._tokenizer.encode("").tokens
+        _, old_bos, old_eos, _ = SPECIAL_TOKENS
+        self._add_bos_token = not {old_bos, self.bos_token}.isdisjoint(added_tokens)
+        self._add_eos_token = not {old_eos, self.eos_token}.isdisjoint(added_tokens)
+        named_tokens = {
+            self.bos_token: self._add_bos_token,
+            self.eos_token: self._add_eos_token,
+        }
+        is_renamed = any(
+            is_added and token not in added_tokens for token, is_added in named_tokens.items()
+        )
+        if settings or is_renamed:
+            self._add_bos_token = settings.get("add_bos_token", self._add_bos_token)
+            self._add_eos_token = settings.get("add_eos_token", self._add_eos_token)
+            self.update_post_processor()
 
     def _add_tokens(
         self, new_tokens: list[str] | list[AddedToken], special_tokens: bool = False
@@ -226,6 +265,15 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             ids = [token_ids] if isinstance(token_ids, int) else token_ids
             token_ids = [index for index in ids if index not in skipped_ids]
         return super()._decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
+
+
+def _given_post_processor(settings: dict[str, Any]) -> processors.PostProcessor | None:
+    """Return the post-processor of a saved or trained backend, or None."""
+    backend = settings.get("tokenizer_object")
+    file = settings.get("tokenizer_file")
+    if backend is None and file is not None and Path(file).is_file():
+        backend = Tokenizer.from_file(str(file))
+    return settings.get("post_processor") or (backend and backend.post_processor)
 
 
 def symbol_token(symbol: str) -> str:

@@ -363,6 +363,7 @@ FOREIGN = [
     ("opennmt", setting(position_encoding_type="Other"), "SinusoidalConcat, got Other"),
     ("opennmt", without(f"{OPENNMT_LAYER}.feed_forward.w_1.weight"), "complete, and decoder.tran"),
     ("opennmt", setting(copy_attn=True), "that is a copy mechanism"),
+    ("opennmt", setting(generator_function="sparsemax"), "got sparsemax: that is other prob"),
     ("opennmt", other_vocabulary, r"\(-share_vocab\), got separate vocabularies of 64 and 65"),
     ("opennmt", weight(f"{OPENNMT_LAYER}.feed_forward.w_3.weight", 24, 16), "SwiGLU"),
     (

@@ -16,7 +16,7 @@ import dill
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, TokenizersBackend
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
@@ -393,6 +393,45 @@ def test_all_arguments_of_a_tokenizer_are_saved(tokenizer):
     settings = set(parameters) - {"self", "vocab", "merges", "kwargs"}
     assert "symbols" in settings
     assert settings <= set(tokenizer.init_kwargs)
+
+
+@pytest.mark.parametrize("single", ["$A", "<s> $A </s>", "<s> $A", "<unk> $A </s>", "$A <unk>"])
+def test_the_tokens_that_every_text_gets_are_saved(single, folder, tmp_path):
+    changed = VanillaTransformerTokenizer.from_pretrained(folder)
+    if "<unk>" in single:
+        special_tokens = [(token, changed.convert_tokens_to_ids(token)) for token in SPECIAL_TOKENS]
+        changed.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=special_tokens
+        )
+    else:
+        changed.add_bos_token, changed.add_eos_token = "<s>" in single, "</s>" in single
+    text = "The cat"
+    ids = changed(text)["input_ids"]
+    assert ids != VanillaTransformerTokenizer.from_pretrained(folder)(text)["input_ids"]
+    changed.save_pretrained(tmp_path)
+    loaded = [
+        kind.from_pretrained(tmp_path)
+        for kind in (VanillaTransformerTokenizer, AutoTokenizer, TokenizersBackend)
+    ]
+    loaded.append(AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True))
+    loaded.append(VanillaTransformerTokenizer(tokenizer_object=changed.backend_tokenizer))
+    for tokenizer in loaded:
+        assert tokenizer(text)["input_ids"] == ids
+    assert loaded[0].add_bos_token == ("<s>" in single)
+    assert loaded[0].add_eos_token == ("</s>" in single)
+    retrained = changed.train_new_from_iterator(CORPUS, 300)
+    added = [token for token in ids if token < len(SPECIAL_TOKENS)]
+    assert [token for token in retrained(text)["input_ids"] if token < len(SPECIAL_TOKENS)] == added
+
+
+def test_a_setting_of_added_tokens_leaves_the_other_as_saved(folder, tmp_path):
+    with_bos = VanillaTransformerTokenizer.from_pretrained(folder, add_bos_token=True)
+    assert with_bos("")["input_ids"] == [1, 2]
+    with_bos.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path, add_eos_token=False)
+    assert loaded("")["input_ids"] == [1]
+    renamed = AutoTokenizer.from_pretrained(tmp_path, eos_token="<end>")
+    assert renamed("")["input_ids"] == [1, renamed.eos_token_id] != [1, 2]
 
 
 def test_invalid_symbols_are_refused(tokenizer):
