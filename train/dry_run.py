@@ -10,12 +10,12 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..console import LONGEST_VALUE, shortened
-from ..kernels_vanilla_transformer import has_bf16_instructions
 from ..sizes import size_of
 from ..tokenization.learning import refuse_small_vocabulary
 from .config import TrainConfig
 from .data.corpus import is_file_name, is_local, texts_of
 from .data.prepare import Texts, load_texts
+from .devices.cpu_kernels import emulates_bf16
 from .devices.memory import CPU_MICRO_BATCH_TOKENS, bytes_per_token, fixed_step_bytes, state_bytes
 from .model_class import make_model
 from .progress import refuse_trackers
@@ -72,7 +72,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
         "highest learning rate": f"{peak_learning_rate:.3g} at step {peak_step:,}",
     }
     is_on_cpu = not torch.accelerator.is_available()
-    if config.precision == "bf16" and is_on_cpu and not has_bf16_instructions():
+    if config.precision == "bf16" and is_on_cpu and emulates_bf16():
         computed_facts["precision"] = (
             "bf16, many times slower than --precision fp32 on this CPU, which has no instructions "
             "for bf16"

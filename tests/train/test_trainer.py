@@ -110,7 +110,7 @@ def test_a_step_is_that_of_the_library(trained, settings, forbid_scores):
 def test_bf16_on_a_cpu_that_emulates_it_is_mentioned(
     trained, monkeypatch, caplog, launched, settings, remedy
 ):
-    monkeypatch.setattr(cpu_kernels, "has_bf16_instructions", lambda: False)
+    monkeypatch.setattr(cpu_kernels, "emulates_bf16", lambda: True)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
     trained(FusedTrainer, **settings)
     assert caplog.text.count("many times slower") == (remedy is not None)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import platform
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from ...kernels_vanilla_transformer import has_bf16_instructions, is_intel
 
 logger = logging.getLogger(__name__)
 
+# names of x86 CPUs in Linux, macOS and Windows
+X86_MACHINES = ("x86_64", "AMD64")
 # smallest number of elements of each factor for oneDNN: for smaller matrices, building oneDNN's
 # kernel takes longer than the kernel saves
 SMALLEST_FOR_ONEDNN = 2**14
@@ -306,13 +309,21 @@ def use_cpu_kernels(model: PreTrainedModel, is_half: bool) -> None:
         model.set_attn_implementation(CPU_ATTENTION)
 
 
+def emulates_bf16() -> bool:
+    """Return whether this is an x86 CPU without instructions for bf16, where torch emulates it.
+
+    `has_bf16_instructions` knows the instructions of x86 CPUs only.
+    """
+    return platform.machine() in X86_MACHINES and not has_bf16_instructions()
+
+
 def warn_of_emulated_bf16(remedy: str) -> None:
-    """Warn if this CPU has no instructions for bf16.
+    """Warn if this CPU emulates bf16.
 
     Args:
         remedy: Flag that sets fp32 instead.
     """
-    if not has_bf16_instructions():
+    if emulates_bf16():
         logger.warning(
             "Training in bf16 is many times slower than in fp32 on this CPU, which has no "
             "instructions for bf16 (avx512_bf16 or amx_bf16): set %s.",
