@@ -54,6 +54,7 @@ def reader(tmp_path_factory):
             lines = "".join(f"{pair[language]}\n" for pair in pairs)
             (texts / f"{split}.{language}").write_text(lines, encoding="utf-8")
     (folder / "my" / "sentences.txt").write_text("The train is late.\n", encoding="utf-8")
+    (folder / "my" / "translations.txt").write_text("Der Zug ist spät.\n", encoding="utf-8")
     put_tables(folder / "my")
     with running_hub() as hub:
         environment = {**os.environ, **hub.environment(folder / "home")}
