@@ -324,6 +324,23 @@ else:
     run_python(code, hub, tmp_path / "home", token=None)
 
 
+def test_code_from_the_hub_saves_the_tokens_that_every_text_gets(run_folder, hub, tmp_path):
+    published, saved = tmp_path / "published", tmp_path / "saved"
+    export_for_hub(run_folder, published)
+    code = f"""
+{WITHOUT_THE_PACKAGE}
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained({str(published)!r}, trust_remote_code=True)
+plain = tokenizer("dogs")["input_ids"]
+tokenizer.add_bos_token = True
+tokenizer.save_pretrained({str(saved)!r})
+loaded = AutoTokenizer.from_pretrained({str(saved)!r}, trust_remote_code=True)
+assert type(loaded).__module__.startswith("transformers_modules."), type(loaded)
+assert loaded("dogs")["input_ids"] == [loaded.bos_token_id, *plain]
+"""
+    run_python(code, hub, tmp_path / "home", token=None)
+
+
 def test_it_loads_with_the_package_without_trust(hub, expected_file, tmp_path):
     code = f"""
 import vanilla_transformer

@@ -413,7 +413,6 @@ def test_the_tokens_that_every_text_gets_are_saved(single, folder, tmp_path):
         kind.from_pretrained(tmp_path)
         for kind in (VanillaTransformerTokenizer, AutoTokenizer, TokenizersBackend)
     ]
-    loaded.append(AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True))
     loaded.append(VanillaTransformerTokenizer(tokenizer_object=changed.backend_tokenizer))
     for tokenizer in loaded:
         assert tokenizer(text)["input_ids"] == ids
