@@ -269,11 +269,13 @@ class VanillaTransformerTokenizer(TokenizersBackend):
 
 def _given_post_processor(settings: dict[str, Any]) -> processors.PostProcessor | None:
     """Return the post-processor of a saved or trained backend, or None."""
+    if (post_processor := settings.get("post_processor")) is not None:
+        return post_processor
     backend = settings.get("tokenizer_object")
     file = settings.get("tokenizer_file")
     if backend is None and file is not None and Path(file).is_file():
         backend = Tokenizer.from_file(str(file))
-    return settings.get("post_processor") or (backend and backend.post_processor)
+    return None if backend is None else backend.post_processor
 
 
 def symbol_token(symbol: str) -> str:

@@ -261,7 +261,8 @@ def make_model(config: "TrainConfig", model_config: PreTrainedConfig) -> PreTrai
         The model.
 
     Raises:
-        ValueError: As in `model_class_of`, or if the model has another vocabulary size.
+        ValueError: As in `model_class_of`, or if the model has another vocabulary size or shares
+            weights that its class does not declare.
     """
     model = model_class_of(config, Path(config.output_dir or "."))(model_config)
     vocab_size = model_config.vocab_size
@@ -277,10 +278,12 @@ def make_model(config: "TrainConfig", model_config: PreTrainedConfig) -> PreTrai
 
 
 def _refuse_undeclared_sharing(model: PreTrainedModel):
-    # the library saves a weight with two names only if the class says which name is the weight's
+    # the library saves a weight with two names only if the class says which name is the weight's.
+    # `post_init` collects what the class says; a class that does not call it has said nothing
+    declared_names = getattr(model, "all_tied_weights_keys", {})
     first_names: dict[nn.Parameter, str] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
-        if name in model.all_tied_weights_keys:
+        if name in declared_names:
             continue
         first_name = first_names.setdefault(weight, name)
         if first_name != name:

@@ -142,6 +142,7 @@ def _verdicts_sentence(score: str, differences: Mapping[str, Difference]) -> str
         ("same", "the paper's"),
         ("opposite", "the opposite"),
         ("unclear", "unclear"),
+        ("none in paper", "none in the paper"),
     ):
         rows = [row for row, difference in differences.items() if difference.verdict() == verdict]
         if rows:
@@ -150,16 +151,16 @@ def _verdicts_sentence(score: str, differences: Mapping[str, Difference]) -> str
 
 
 def _needed_seeds_sentence(differences: Mapping[str, Difference], num_seeds: int) -> str:
-    """Say how many seeds would show the paper's largest and smallest difference in BLEU."""
+    """Say how many seeds would make the paper's largest and smallest difference in BLEU clear."""
     # the standard error is proportional to the inverse square root of the number of seeds
     deviation = next(iter(differences.values())).error * math.sqrt(num_seeds / 2)
     sizes = sorted({abs(difference.paper) for difference in differences.values()} - {0.0})
-    smallest, largest = (
+    if not sizes:
+        return "In the paper, these rows have the BLEU of base."
+    needed_seeds = {
         # the standard deviation itself needs at least two seeds
-        f"{size:.2g} BLEU) takes {max(2, math.ceil(2 * (CLEAR_ERRORS * deviation / size) ** 2))}"
-        for size in (sizes[0], sizes[-1])
-    )
-    return (
-        f"To show a difference as large as the paper's largest ({largest} seeds of each row, as "
-        f"large as its smallest ({smallest}."
-    )
+        size: max(2, math.ceil(2 * (CLEAR_ERRORS * deviation / size) ** 2))
+        for size in (sizes[-1], sizes[0])
+    }
+    phrases = [f"{seeds:,} seeds for {size:.2g} BLEU" for size, seeds in needed_seeds.items()]
+    return f"For a difference as large as the paper's, each row needs {join_names(phrases)}."

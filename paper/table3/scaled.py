@@ -4,12 +4,17 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ... import VanillaTransformerConfig
-from ...train.config import TrainConfig
+from ...configuration_vanilla_transformer import PAPER_ROWS
+from ...train.config import TrainConfig, by_canonical_name
 from ...train.recipe import load_config, parse_yaml_value
 from ..study import Section
 from .rows import SIZE_COLUMNS, size_cells
+
+# settings that the rows set, beside those that have a flag
+ROW_SETTINGS = ("label_smoothing", "paper_row", "tokenizer")
 
 
 def scaled_sizes(row: str, scale: int, layers: int, dropout: float) -> dict[str, float]:
@@ -95,10 +100,7 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, list[TrainConfig]]:
     }
     if flags.num_seeds < 1:
         raise ValueError(f"num_seeds must be at least 1, got {flags.num_seeds}.")
-    given_settings = parse_yaml_value("settings", flags.settings)
-    if not isinstance(given_settings, dict):
-        raise ValueError(f"settings must be a mapping of names to values, got {flags.settings!r}.")
-    model_settings = given_settings.get("model", {})
+    given_settings = _given_settings(flags)
     configs: dict[str, list[TrainConfig]] = {}
     for row in flags.rows:
         sizes = scaled_sizes(row, flags.scale, flags.layers, flags.dropout)
@@ -106,7 +108,7 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, list[TrainConfig]]:
         for seed in range(flags.seed, flags.seed + flags.num_seeds):
             folder_name = row if seed == flags.seed else f"{row}-seed-{seed}"
             row_settings = {
-                "model": {**model_settings, **sizes},
+                "model": {**given_settings.get("model", {}), **sizes},
                 "seed": seed,
                 "output_dir": str(Path(flags.output_dir) / "rows" / folder_name),
             }
@@ -114,6 +116,20 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, list[TrainConfig]]:
             config.model_config(flags.learned_vocab_size)
             configs[row].append(config)
     return configs
+
+
+def _given_settings(flags: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the flag `settings`, which must not be those of a row or of a flag."""
+    settings = parse_yaml_value("settings", flags.settings)
+    if not isinstance(settings, dict):
+        raise ValueError(f"settings must be a mapping of names to values, got {flags.settings!r}.")
+    # raises an error if a name is unknown or a value is invalid
+    load_config("paper-base", settings)
+    row_fields = {field for sizes in PAPER_ROWS.values() for field in sizes}
+    for name in (*settings, *by_canonical_name(settings.get("model", {}))):
+        if name in row_fields or name in ROW_SETTINGS or name in vars(flags):
+            raise ValueError(f"settings must not have {name}, which the rows or other flags set.")
+    return settings
 
 
 def built_section(
@@ -133,8 +149,7 @@ def built_section(
         for row, (config, *_) in configs.items()
     ]
     config, *others = next(iter(configs.values()))
-    last_seed = others[-1].seed if others else config.seed
-    seeds_text = f"seed {config.seed}" if not others else f"seeds {config.seed} to {last_seed}"
+    seeds_text = f"seeds {config.seed} to {others[-1].seed}" if others else f"seed {config.seed}"
     given_text = "" if flags.settings == "{}" else f" Other settings: `{flags.settings}`."
     return Section(
         name="built",

@@ -155,6 +155,11 @@ def test_a_short_warmup_ends_at_the_peak_learning_rate_of_the_paper():
         (["--warmup_steps", "-5"], "warmup_steps must be at least 1, got -5."),
         (["--dropout", "0.4", "--rows", "big"], "dropout must be at least 0 and below 1"),
         (["--num_seeds", "0"], "num_seeds must be at least 1, got 0."),
+        (["--settings", "{model: 3}"], "model must be of type dict, got 3"),
+        (["--settings", "{model: {d_model: 64}}"], "settings must not have hidden_size, which the"),
+        (["--settings", "{label_smoothing: 0.3}"], "settings must not have label_smoothing"),
+        (["--settings", "{tokenizer: runs/demo}"], "settings must not have tokenizer, which the"),
+        (["--settings", "{max_steps: 9}"], "settings must not have max_steps, which the rows or"),
         (["--settings", "bf16"], "settings must be a mapping of names to values, got 'bf16'."),
         (
             ["--settings", "{precison: bf16}"],
@@ -221,11 +226,27 @@ def test_a_difference_is_clear_from_two_standard_errors_on():
     assert found["C1"].verdict() == "unclear"
 
 
+@pytest.mark.parametrize("row", ["A1", "A3", "E"])
+def test_the_differences_of_any_one_row_can_be_stated(row):
+    # in the paper, A3 has the BLEU of base, and E its perplexity
+    results = {
+        code: [training.RowResult(None, 10.0 + seed, 30.0 + seed, "", 1.0) for seed in range(3)]
+        for code in ("base", row)
+    }
+    section = differences.differences_section(results, argparse.Namespace(num_seeds=3))
+    loss_verdict, bleu_verdict = section.rows[0][3], section.rows[0][6]
+    assert loss_verdict == ("none in paper" if row == "E" else "unclear")
+    assert bleu_verdict == ("none in paper" if row == "A3" else "unclear")
+    assert ("these rows have the BLEU of base" in section.finding) == (row == "A3")
+    # the deviation of the seeds is 1 BLEU: 2 * (2 * 1 / 0.9)^2 is 9.9
+    assert ("each row needs 10 seeds for 0.9 BLEU." in section.finding) == (row == "A1")
+
+
 def test_a_table_with_several_seeds_has_means_and_reads_the_seeds_that_are_there(
     corpus, tmp_path, monkeypatch, new_process
 ):
     command = toy(corpus, tmp_path, "base", "C1")
-    command += ["--settings", "{warmup_steps: 3, model: {initializer_gain: 0.5}}"]
+    command += ["--warmup_steps", "3", "--settings", "{model: {initializer_gain: 0.5}}"]
     assert main(command) == 0
     alone = trained_rows(tmp_path)
     trained = []

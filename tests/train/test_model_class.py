@@ -31,6 +31,7 @@ from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.model_class import (
     make_config,
+    make_model,
     model_class_of,
     size_of,
     try_model,
@@ -539,6 +540,18 @@ def test_weights_that_modules_share_must_be_declared(shared, corpus, tmp_path):
     assert shared_names
     for name in shared_names:
         assert torch.equal(weights[name], weights[name.replace("layers.1", "layers.0")])
+
+
+def test_a_class_without_post_init_has_declared_no_shared_weights(corpus, tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from vanilla_transformer import VanillaTransformerForConditionalGeneration as Base\n\n\n"
+        "class Own(Base):\n    def post_init(self):\n        pass\n",
+        encoding="utf-8",
+    )
+    config = train_toys.toy_config(corpus, tmp_path / "run", model_class=f"{file}:Own")
+    with pytest.raises(ValueError, match="Own must declare shared weights in"):
+        make_model(config, config.model_config(300))
 
 
 @pytest.mark.parametrize("kind", WRONG_FILES)

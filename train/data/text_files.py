@@ -94,7 +94,7 @@ def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Itera
 
     Raises:
         ValueError: If a line is too long, a line is not UTF-8 and `repair` is false, carriage
-            returns end the lines, or the text is UTF-16 or a gzip file; names the line.
+            returns end the lines, or the text is UTF-16 or a gzip file; names the line or the file.
     """
     errors = "replace" if repair else "strict"
     for line_number, line in enumerate(lines, start=1):
