@@ -34,6 +34,7 @@ CODE_FILES = {
     "changes_vanilla_transformer.py",
     "checks_vanilla_transformer.py",
     "configuration_vanilla_transformer.py",
+    "constraints_vanilla_transformer.py",
     "cores_vanilla_transformer.py",
     "engine_vanilla_transformer.py",
     "ensemble_vanilla_transformer.py",
