@@ -44,6 +44,7 @@ CODE_FILES = {
     "languages_vanilla_transformer.py",
     "modeling_vanilla_transformer.py",
     "pipeline_vanilla_transformer.py",
+    "released_code_vanilla_transformer.py",
     "scores_vanilla_transformer.py",
     "search_vanilla_transformer.py",
     "terms_vanilla_transformer.py",

@@ -44,7 +44,7 @@ from vanilla_transformer.engine_vanilla_transformer import (
     probe,
     reason_against_engine,
 )
-from vanilla_transformer.identity_vanilla_transformer import RELEASED
+from vanilla_transformer.released_code_vanilla_transformer import RELEASED
 from vanilla_transformer.train.data.batches import IGNORED
 from vanilla_transformer.train.devices.cpu_kernels import CheapDropout, use_cpu_kernels
 from vanilla_transformer.train.evaluate import evaluate
