@@ -39,7 +39,6 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 
 from .checks_vanilla_transformer import check_numbers, check_search_tokens, check_tokenizer
 from .console import TRUST, add_file_to_errors, refuse_code, sentence_of
-from .identity_vanilla_transformer import file_difference
 from .records import (
     TEXT,
     Schema,
@@ -56,6 +55,7 @@ from .registration import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
+from .released_code_vanilla_transformer import file_difference
 from .sizes import refuse_other_sizes
 from .weight_checks import UNREADABLE, check_fit
 

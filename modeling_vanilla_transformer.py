@@ -55,7 +55,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .checks_vanilla_transformer import check_arguments, check_ids, check_length
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import CACHE_NAME, SearchMixin, decoder_cache
-from .identity_vanilla_transformer import warn_of_other_code
+from .released_code_vanilla_transformer import warn_of_other_code
 
 # ---- 3.2.1 Scaled Dot-Product Attention ----
 

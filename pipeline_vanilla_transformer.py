@@ -11,8 +11,9 @@ import math
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain, islice
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple
@@ -26,7 +27,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.generation import LogitsProcessorList
 
 from .alignment_vanilla_transformer import (
     HEADS_FIELD,
@@ -48,19 +48,24 @@ from .checks_vanilla_transformer import (
     plain_numbers,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .constraints_vanilla_transformer import (
+    TARGET_SETTINGS,
+    is_for_each_text,
+    read_constraints,
+    settings_with_constraints,
+    values_for_texts,
+)
 from .engine_vanilla_transformer import settings_that_need_engine
 from .languages_vanilla_transformer import language_codes, model_languages
-from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
+from .scores_vanilla_transformer import token_log_probabilities
 from .search_vanilla_transformer import length_penalty
-from .terms_vanilla_transformer import ByteVocabulary, ForbiddenTerms, token_bytes
+from .terms_vanilla_transformer import ByteVocabulary, token_bytes
 
 TASK = "translation"
 # maximum number of logits of a step of the search, 0.5 GiB in float32
 MOST_LOGITS_PER_STEP = 2**27
 # number of texts that are read ahead from an iterator, to sort them by length
 TEXTS_PER_WINDOW = 256
-# settings whose value is for all texts, or a list with one value for each text
-TARGET_SETTINGS = ("target_prefix", "required_terms", "forbidden_terms")
 # settings of a call that are read before the search
 PREPARE_SETTINGS = (
     *TARGET_SETTINGS,
@@ -830,8 +835,8 @@ class TranslationPipeline(Pipeline):
         sentences_of_texts = [
             [part.strip() for part in text_parts if part.strip()] for text_parts in parts_of_texts
         ]
-        forbidden_terms = self._values_for_texts(
-            "forbidden_terms", call_settings.target_settings["forbidden_terms"], texts
+        forbidden_terms = values_for_texts(
+            "forbidden_terms", call_settings.target_settings["forbidden_terms"], len(texts)
         )
         if forbidden_terms is not None:
             sentence_counts = map(len, sentences_of_texts)
@@ -866,7 +871,17 @@ class TranslationPipeline(Pipeline):
         }
         num_returned = self._resolve_num_returned(search_settings)
         results: list[list[dict[str, Any]]] = [[] for _ in texts]
-        constraints = self._read_constraints(texts, call_settings)
+        tgt_lang = call_settings.prepare_settings.get("tgt_lang")
+        constraints = read_constraints(
+            call_settings.target_settings,
+            len(texts),
+            self.model,
+            self.tokenizer,
+            partial(self._tokenize_targets, tgt_lang=tgt_lang),
+        )
+        make_vocabulary = partial(
+            self._made, "vocabulary", _byte_vocabulary, self.tokenizer, len(self.tokenizer)
+        )
         prompt_ids = [constraint.prompt_ids[1:] for constraint in constraints]
         search_model = self._search_model(
             search_settings,
@@ -910,110 +925,21 @@ class TranslationPipeline(Pipeline):
             }
             for batch in batches_by_length(lengths, **batch_settings):
                 inputs = self._pad([source_ids[index] for index in batch])
-                constraint_settings = self._constraint_settings(
-                    [constraints[index] for index in batch], search_settings
-                )
                 outputs = self.forward(
                     inputs,
                     search_model=search_model,
                     **output_flags,
-                    **{**search_settings, **constraint_settings},
+                    **settings_with_constraints(
+                        search_settings,
+                        [constraints[index] for index in batch],
+                        make_vocabulary,
+                    ),
                 )
                 translations = self.postprocess(outputs, **call_settings.output_settings)
                 for batch_index, index in enumerate(batch):
                     start = batch_index * num_returned
                     results[index] = translations[start : start + num_returned]
         return results
-
-    def _read_constraints(
-        self, texts: list[str], call_settings: "_CallSettings"
-    ) -> list["_Constraints"]:
-        """Return the requirements of each translation, in token ids."""
-        no_values: list[Any] = [()] * len(texts)
-        prefixes, required_terms, forbidden_terms = (
-            self._values_for_texts(name, call_settings.target_settings[name], texts) or no_values
-            for name in TARGET_SETTINGS
-        )
-        tgt_lang = call_settings.prepare_settings.get("tgt_lang")
-        prompts = no_values if prefixes is no_values else self._prefix_prompts(prefixes, tgt_lang)
-        ids_of_terms = self._ids_of_terms({*chain.from_iterable(required_terms)}, tgt_lang)
-        return [
-            _Constraints(prompt, [ids_of_terms[term] for term in dict.fromkeys(terms)], forbidden)
-            for prompt, terms, forbidden in zip(
-                prompts, required_terms, forbidden_terms, strict=True
-            )
-        ]
-
-    def _prefix_prompts(self, prefixes: list[str], tgt_lang: str | None) -> list[list[int]]:
-        """Return the decoder's prompt for each prefix; no tokens for an empty prefix."""
-        special_ids = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
-        start_ids = decoder_rows(self.model, [[]])[0].tolist()
-        prompts = []
-        for prefix, ids in zip(prefixes, self._tokenize_targets(prefixes, tgt_lang), strict=True):
-            while ids and ids[-1] in special_ids:
-                ids.pop()
-            prompts.append(start_ids + ids if prefix.strip() else [])
-        return prompts
-
-    def _ids_of_terms(self, terms: Collection[str], tgt_lang: str | None) -> dict[str, list[int]]:
-        special_ids = set(self.tokenizer.all_special_ids)
-        ids_of_terms = {}
-        for term, ids in zip(terms, self._tokenize_targets(list(terms), tgt_lang), strict=True):
-            if self.tokenizer.unk_token_id in ids:
-                raise ValueError(
-                    f"required_terms must consist of characters of the vocabulary, got {term!r}."
-                )
-            ids_of_terms[term] = [token for token in ids if token not in special_ids]
-        return ids_of_terms
-
-    @staticmethod
-    def _values_for_texts(name: str, value: Any, texts: list[str]) -> list[Any] | None:
-        """Return a setting of `TARGET_SETTINGS` for each text, or None if it is not given."""
-        if value is None:
-            return None
-        values = value if is_for_each_text(name, value) else [value] * len(texts)
-        if len(values) != len(texts):
-            raise ValueError(
-                f"{name} must be one value for all texts, or a list with one for each of the "
-                f"{len(texts)} texts, got {len(values)}."
-            )
-        for text_value in values:
-            text_items = [text_value] if name == "target_prefix" else text_value
-            is_list = name == "target_prefix" or isinstance(text_value, list | tuple)
-            if not is_list or not all(isinstance(item, str) for item in text_items):
-                expected = "a text" if name == "target_prefix" else "a list of texts"
-                raise ValueError(f"{name} must be {expected}, got {text_value!r}.")
-            if name != "target_prefix" and not all(item.strip() for item in text_items):
-                raise ValueError(f"{name} must have no empty term, got {text_value!r}.")
-        return list(values)
-
-    def _constraint_settings(
-        self, constraints: list["_Constraints"], search_settings: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return the settings of `generate` for the requirements of a batch."""
-        constraint_settings: dict[str, Any] = {}
-        if constraints[0].prompt_ids:
-            if search_settings.get("decoder_input_ids") is not None:
-                raise ValueError("decoder_input_ids must not be given with target_prefix.")
-            constraint_settings["decoder_input_ids"] = torch.tensor(
-                [constraint.prompt_ids for constraint in constraints]
-            )
-        if constraints[0].required_terms:
-            constraint_settings["required_tokens"] = [
-                constraint.required_terms for constraint in constraints
-            ]
-        if constraints[0].forbidden_terms:
-            vocabulary = self._made(
-                "vocabulary", _byte_vocabulary, self.tokenizer, len(self.tokenizer)
-            )
-            forbid_terms = ForbiddenTerms(
-                [constraint.forbidden_terms for constraint in constraints], vocabulary
-            )
-            given_processors = search_settings.get("logits_processor") or ()
-            constraint_settings["logits_processor"] = LogitsProcessorList(
-                [*given_processors, forbid_terms]
-            )
-        return constraint_settings
 
     def _resolve_num_returned(self, search_settings: dict[str, Any]) -> int:
         """Return the number of translations of each text; remove it from the search if None."""
@@ -1055,30 +981,6 @@ class _CallSettings(NamedTuple):
     prepare_settings: dict[str, Any]
     search_settings: dict[str, Any]
     output_settings: dict[str, Any]
-
-
-class _Constraints(NamedTuple):
-    """Requirements of one translation.
-
-    `prompt_ids` contains the token ids of the decoder's prompt, `required_terms` the token ids of
-    each required term, and `forbidden_terms` the forbidden terms as texts.
-    """
-
-    prompt_ids: Sequence[int]
-    required_terms: list[list[int]]
-    forbidden_terms: Sequence[str]
-
-
-def is_for_each_text(name: str, value: Any) -> bool:
-    """Return whether a setting of `TARGET_SETTINGS` is a list with one for each text.
-
-    Args:
-        name: Name of the setting.
-        value: Its value.
-    """
-    if not isinstance(value, list | tuple):
-        return False
-    return name == "target_prefix" or any(isinstance(item, list | tuple) for item in value)
 
 
 def _join_sentences(

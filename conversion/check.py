@@ -14,8 +14,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..changes_vanilla_transformer import evaluating
 from ..comparison import batch_to_compare, in_float32, refuse_difference
 from ..engine_vanilla_transformer import without_bias
-from ..identity_vanilla_transformer import MASKS, RELEASED, is_of_library, library_difference
+from ..identity_vanilla_transformer import MASKS, library_difference
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..released_code_vanilla_transformer import RELEASED, is_of_library
 from .library_code import library_digests
 
 DIFFERS = "a conversion must compute what its source computes, and the logits differ"

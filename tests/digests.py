@@ -12,10 +12,10 @@ from pathlib import Path
 import transformers
 
 from vanilla_transformer.conversion.library_code import DIFFERENT, library_digests
-from vanilla_transformer.identity_vanilla_transformer import digests_of
+from vanilla_transformer.released_code_vanilla_transformer import digests_of
 
 ROOT = Path(__file__).parent.parent
-TABLE = ROOT / "identity_vanilla_transformer.py"
+TABLE = ROOT / "released_code_vanilla_transformer.py"
 LIBRARY_TABLE = ROOT / "conversion" / "library_code.py"
 # released files, and the names that the engine depends on; all names if there is no list
 FILES: dict[str, tuple[str, ...]] = {

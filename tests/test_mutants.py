@@ -44,12 +44,13 @@ from vanilla_transformer.engine_vanilla_transformer import (
     probe,
     reason_against_engine,
 )
-from vanilla_transformer.identity_vanilla_transformer import RELEASED
+from vanilla_transformer.released_code_vanilla_transformer import RELEASED
 from vanilla_transformer.train.data.batches import IGNORED
 from vanilla_transformer.train.devices.cpu_kernels import CheapDropout, use_cpu_kernels
-from vanilla_transformer.train.evaluate import evaluate, validation_loss
+from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.step import batch_loss_sum, smoothed_loss_sum, takes_fused_loss
 from vanilla_transformer.train.translate import translate_lines
+from vanilla_transformer.train.validation import validation_loss
 
 pytestmark = pytest.mark.usefixtures("new_process")
 

@@ -35,7 +35,6 @@ from .ending import (
     noticing_requests,
     print_after_launcher,
 )
-from .evaluate import validation_loss
 from .progress import count_positions, perplexity
 from .run import (
     Run,
@@ -48,7 +47,7 @@ from .run_folder import checkpoint as checkpointing
 from .run_folder.run_state import STREAM_POSITIONS
 from .schedule import learning_rate_of, make_scheduler
 from .step import StepResult, mask_for_sdpa, training_step
-from .validation_sample import score_sample
+from .validation import score_sample, validation_loss
 
 logger = logging.getLogger(__name__)
 PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")

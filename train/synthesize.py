@@ -41,9 +41,13 @@ from .data.corpus import texts_of
 from .data.mojibake import GARBLED
 from .data.prepare import explaining_recipe, load_texts
 from .data.text_files import lines_of, opened, read_lines, refuse_other_format
-from .devices.distribution import in_all_processes, leave_process_group, main_process_first
+from .devices.distribution import (
+    in_all_processes,
+    join_processes,
+    leave_process_group,
+    main_process_first,
+)
 from .ending import noticing_requests
-from .evaluate import join_processes
 from .recipe import RECIPE_FILE
 from .run_folder.files import read_recipe
 from .translate import add_search_flags, one_line, search_lines

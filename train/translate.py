@@ -15,6 +15,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from accelerate.utils.memory import should_reduce_batch_size
 from tqdm import tqdm
 from transformers import PreTrainedModel
@@ -136,6 +138,41 @@ def search_lines(
             f"out of memory: a batch with {num_beams:,} beams for each sentence does not fit. Use "
             "a smaller num_beams."
         ) from error
+
+
+def translate_shared(
+    state: PartialState,
+    pipeline: TranslationPipeline,
+    sources: list[str],
+    title: str | None = None,
+    **search: Any,
+) -> list[str]:
+    """Translate sentences, divided among all processes. All processes must call this.
+
+    Args:
+        state: State of the processes.
+        pipeline: Model and tokenizer.
+        sources: Sentences.
+        title: Name of the data in the progress bar; None for no progress bar.
+        search: Settings of the pipeline's call that differ from the model's.
+
+    Returns:
+        Translations of all sentences, in order.
+    """
+    share = slice(state.process_index, None, state.num_processes)
+    own_translations = list(
+        tqdm(
+            translate_lines(pipeline, sources[share], **search),
+            total=len(sources[share]),
+            desc=f"translating {title}",
+            unit=" sentences",
+            disable=title is None or not state.is_main_process,
+        )
+    )
+    translations = [""] * len(sources)
+    for rank, rank_translations in enumerate(gather_object([own_translations])):
+        translations[rank :: state.num_processes] = rank_translations
+    return translations
 
 
 def one_line(text: str) -> str:

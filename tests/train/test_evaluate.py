@@ -24,15 +24,18 @@ from torch.overrides import TorchFunctionMode
 from vanilla_transformer import cli
 from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import evaluate as evaluating
+from vanilla_transformer.train import validation
 from vanilla_transformer.train.data.leaks import describe_leaks
-from vanilla_transformer.train.evaluate import evaluate, main, score_table, validation_loss
-from vanilla_transformer.train.evaluation_sets import read_files
+from vanilla_transformer.train.evaluate import evaluate, main, score_table
+from vanilla_transformer.train.evaluation import task
+from vanilla_transformer.train.evaluation.sets import read_files
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.recipe import save_config
 from vanilla_transformer.train.run_folder.environment import read_environment
 from vanilla_transformer.train.run_folder.files import read_recipe
 from vanilla_transformer.train.scoring import confidence_intervals, score_translations
 from vanilla_transformer.train.step import smoothed_loss_sum
+from vanilla_transformer.train.validation import validation_loss
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +174,9 @@ def test_the_loss_never_holds_the_scores_of_all_tokens(monkeypatch):
         return smoothed_loss_sum(scores, *given)
 
     # a hook on a module would count as a change of the model, for which all logits are computed
-    monkeypatch.setattr(evaluating, "smoothed_loss_sum", counted)
+    monkeypatch.setattr(validation, "smoothed_loss_sum", counted)
     # memory for four tokens: logits in two precisions, and log-probabilities
-    monkeypatch.setattr(evaluating, "block_bytes", lambda device: 4 * 19 * 3 * 4)
+    monkeypatch.setattr(validation, "block_bytes", lambda device: 4 * 19 * 3 * 4)
     model.train()
     loss = validation_loss(Accelerator(cpu=True), model, [{**inputs, "labels": labels}])
     assert held == [4 * 19, 4 * 19, 2 * 19]
@@ -371,7 +374,7 @@ def test_translations_are_saved_even_if_scoring_fails(run, tmp_path, monkeypatch
         raise ValueError("no score today")
 
     own = Path(shutil.copytree(run, tmp_path / "own", ignore=shutil.ignore_patterns("hypo*")))
-    monkeypatch.setattr(evaluating, "comet_program", lambda: None)
+    monkeypatch.setattr(task, "comet_program", lambda: None)
     monkeypatch.setattr(evaluating, "comet_score", failed)
     with pytest.raises(ValueError, match="no score today"):
         evaluate(str(own), comet="any")
@@ -495,7 +498,7 @@ def test_an_end_of_line_inside_a_text_does_not_shift_lines(run, tmp_path):
     kept_before = shutil.ignore_patterns("hypotheses", "scores.json")
     folder = shutil.copytree(run, tmp_path / "run", ignore=kept_before)
     recipe = (folder / "recipe.yaml").read_text(encoding="utf-8")
-    recipe = recipe.replace(f"dataset: {evaluating.read_recipe(run).dataset}", f"dataset: {corpus}")
+    recipe = recipe.replace(f"dataset: {read_recipe(run).dataset}", f"dataset: {corpus}")
     (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
     assert evaluate(str(folder))["sentences"] == 1
     rows = (folder / "README.md").read_text(encoding="utf-8").split("| source | reference |")[1]
@@ -513,7 +516,7 @@ def test_a_missing_comet_is_reported_before_the_translation(run, monkeypatch, tm
 
 
 def test_comet_is_saved_with_the_other_scores(run, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(evaluating, "comet_program", lambda: "comet-score")
+    monkeypatch.setattr(task, "comet_program", lambda: "comet-score")
     scored = []
     monkeypatch.setattr(evaluating, "comet_score", lambda *given: scored.append(given) or 0.8125)
     assert main([str(run), "--comet", "Unbabel/another", "--output_dir", str(tmp_path)]) == 0
@@ -533,9 +536,9 @@ def test_a_run_is_evaluated_with_the_revision_it_was_trained_on(run, tmp_path, m
     def asked(*place, revision, streaming, columns, repair):
         raise Asked(*place[1:], revision, streaming)
 
-    recipe = evaluating.read_recipe(run)
+    recipe = read_recipe(run)
     save_config(dataclasses.replace(recipe, revision="v1.0"), tmp_path / "recipe.yaml")
-    monkeypatch.setattr(evaluating, "load_translations", asked)
+    monkeypatch.setattr(task, "load_translations", asked)
     for named in ({}, {"dataset": recipe.dataset}):
         with pytest.raises(Asked) as own:
             evaluate(str(tmp_path), **named)
@@ -557,9 +560,9 @@ def test_a_run_is_evaluated_with_the_revision_it_was_trained_on(run, tmp_path, m
 
 def test_another_revision_counts_as_other_data(run, tmp_path, monkeypatch):
     own = Path(shutil.copytree(run, tmp_path / "own"))
-    loaded = evaluating.load_translations
+    loaded = task.load_translations
     monkeypatch.setattr(
-        evaluating, "load_translations", lambda *place, revision, **how: loaded(*place, **how)
+        task, "load_translations", lambda *place, revision, **how: loaded(*place, **how)
     )
     assert evaluate(str(own), revision="v2.0")["revision"] == "v2.0"
     (key,) = kept(own).keys() - kept(run).keys()

@@ -22,6 +22,7 @@ from accelerate.utils import (
     TorchDynamoPlugin,
     gather_object,
     is_deepspeed_available,
+    parse_flag_from_env,
 )
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -138,6 +139,16 @@ def is_launched_on_cpu() -> bool:
 
 def _num_launched_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join_processes() -> PartialState:
+    """Join the processes that a launcher started, on CPUs if asked for or if there is no GPU.
+
+    Returns:
+        State of the processes.
+    """
+    cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or is_launched_on_cpu()
+    return PartialState(cpu=cpu, timeout=COLLECTIVE_TIMEOUT)
 
 
 def leave_process_group():

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sacrebleu.dataset import DATASETS
 
-from ..configuration_vanilla_transformer import closest_name
-from .data.text_files import lines_of, opened, read_lines, refuse_other_format
+from ...configuration_vanilla_transformer import closest_name
+from ..data.text_files import lines_of, opened, read_lines, refuse_other_format
 
 
 def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
