@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     add_verb(
         "align",
         _align,
-        "find the words of given translations that belong together",
+        "align the words of sources and given translations",
         takes_more=True,
     )
 

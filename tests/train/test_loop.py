@@ -508,7 +508,7 @@ def test_a_checkpoint_that_is_passed_over_is_named(corpus, tmp_path, caplog):
     (tmp_path / "run/checkpoints/step-8/optimizer.pt").unlink()
     with caplog.at_level("WARNING", logger="vanilla_transformer"):
         assert train(train_toys.toy_config(corpus, tmp_path / "run"), resume=True)
-    said = "step-8, whose optimizer.pt is missing, truncated or changed: passed over."
+    said = "step-8, whose optimizer.pt is missing, truncated or changed: not used."
     assert f"{said} The run resumes from step-4." in caplog.text
 
 
