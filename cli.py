@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run, parser=added, takes_more=takes_more)
         return added
 
-    demo = add_verb("demo", _demo, "train, evaluate and translate on the embedded corpus")
+    demo = add_verb("demo", _demo, "train, evaluate and translate on the built-in corpus")
     demo.add_argument("--output_dir", default="runs/demo", help="run folder (default: %(default)s)")
     add_verb("new", _new, "write the recipe of a new model for a corpus", takes_more=True)
     add_verb("tokenize", _tokenize, "learn the vocabulary of a recipe", takes_more=True)
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--minutes", type=float, help="average the checkpoints of the last minutes of training"
     )
-    group.add_argument("--ema", action="store_true", help="take the moving average of the run")
+    group.add_argument("--ema", action="store_true", help="use the moving average of the weights")
     average.add_argument("--output_dir", help="folder for the model (default: RUN)")
     add_trust_flag(average)
 
