@@ -1,4 +1,4 @@
-"""The command `vanilla-transformer VERB`: each verb imports one module and calls it."""
+"""The command `vanilla-transformer COMMAND`: each verb imports one module and calls it."""
 
 import argparse
 import io
@@ -41,10 +41,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="vanilla-transformer",
         description='Train and use the Transformer of "Attention Is All You Need".',
-        epilog="`vanilla-transformer VERB --help` shows the flags of a verb. With --traceback, an "
-        "error shows its traceback.",
+        epilog="`vanilla-transformer COMMAND --help` shows the flags of a command. With "
+        "--traceback, an error shows its traceback.",
     )
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
 
     def add_verb(name: str, run: Any, help_text: str, takes_more: bool = False):
         added = verbs.add_parser(

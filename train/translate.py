@@ -325,7 +325,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--target_prefix", metavar="TEXT", help="text with which each translation begins"
     )
     for term_kind, rule in (
-        ("required", "must contain, with this case"),
+        ("required", "must contain (case matters)"),
         ("forbidden", "must not contain"),
     ):
         term_group.add_argument(
@@ -360,7 +360,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--alignment",
         dest="return_alignment",
         action="store_true",
-        help="add the word alignment, pairs source-target of word numbers from 0: "
+        help="add the word alignment: pairs SOURCE-TARGET of word numbers, from 0: "
         "TRANSLATION ||| 0-0 1-2",
     )
     output_group.add_argument(
