@@ -251,8 +251,8 @@ def _rename_folder(unfinished_folder: Path, folder: Path):
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         raise ValueError(
-            f"{folder} must be new or empty, and another command has written to it meanwhile. "
-            "Choose another folder."
+            f"{folder} must be new or empty, but another command has written to it in the "
+            "meantime. Choose another folder."
         ) from error
     to_disk(folder.parent)
 

@@ -1,4 +1,4 @@
-"""The command `vanilla-transformer VERB`: each verb imports one module and calls it."""
+"""The command `vanilla-transformer COMMAND`: each verb imports one module and calls it."""
 
 import argparse
 import io
@@ -41,10 +41,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="vanilla-transformer",
         description='Train and use the Transformer of "Attention Is All You Need".',
-        epilog="`vanilla-transformer VERB --help` shows the flags of a verb. With --traceback, an "
-        "error shows its traceback.",
+        epilog="`vanilla-transformer COMMAND --help` shows the flags of a command. With "
+        "--traceback, an error shows its traceback.",
     )
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
 
     def add_verb(name: str, run: Any, help_text: str, takes_more: bool = False):
         added = verbs.add_parser(
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run, parser=added, takes_more=takes_more)
         return added
 
-    demo = add_verb("demo", _demo, "train, evaluate and translate on the embedded corpus")
+    demo = add_verb("demo", _demo, "train, evaluate and translate on the built-in corpus")
     demo.add_argument("--output_dir", default="runs/demo", help="run folder (default: %(default)s)")
     add_verb("new", _new, "write the recipe of a new model for a corpus", takes_more=True)
     add_verb("tokenize", _tokenize, "learn the vocabulary of a recipe", takes_more=True)
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--minutes", type=float, help="average the checkpoints of the last minutes of training"
     )
-    group.add_argument("--ema", action="store_true", help="take the moving average of the run")
+    group.add_argument("--ema", action="store_true", help="use the moving average of the weights")
     average.add_argument("--output_dir", help="folder for the model (default: RUN)")
     add_trust_flag(average)
 
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     add_verb(
         "align",
         _align,
-        "find the words of given translations that belong together",
+        "align the words of sources and given translations",
         takes_more=True,
     )
 

@@ -209,7 +209,7 @@ def _load_with_adapters(
         from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
     except ImportError as error:
         raise ValueError(
-            f"{adapters} holds adapters, which need peft. It is not installed: pip install peft."
+            f"{adapters} holds adapters, which need peft, which is not installed: pip install peft."
         ) from error
     entries = read_json(
         Path(cached_file(str(adapters), ADAPTER_FILE)), mapping({"base_model_name_or_path": TEXT})

@@ -236,8 +236,8 @@ class TranslationPipeline(Pipeline):
         for name in ("target_prefix", "required_terms"):
             if split_sentences and target_settings[name]:
                 raise ValueError(
-                    f"{name} must not be given with split_sentences: it does not say which "
-                    "sentence it belongs to."
+                    f"{name} must not be given with split_sentences: {name} would apply to "
+                    "every sentence of a text."
                 )
         return _CallSettings(
             batch_settings,
@@ -277,7 +277,7 @@ class TranslationPipeline(Pipeline):
     def align(
         self, inputs: Sequence[str], translations: Sequence[str], **kwargs: Any
     ) -> list[list[tuple[int, int]]]:
-        """Find the words of texts and translations that belong together.
+        """Align the words of texts and their translations.
 
         Args:
             inputs: Texts.

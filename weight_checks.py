@@ -55,7 +55,7 @@ def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
             + (f", which belongs to {feature}." if feature else ".")
         )
     for name in sorted(model_weights.keys() - weights.keys()):
-        raise ValueError(f"the weights of {origin} must be complete, and {name} is missing.")
+        raise ValueError(f"the weights of {origin} must be complete, but {name} is missing.")
     for name, tensor in weights.items():
         if tensor.shape != model_weights[name].shape:
             raise ValueError(

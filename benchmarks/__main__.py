@@ -128,9 +128,9 @@ def parser() -> argparse.ArgumentParser:
         "--peers",
         type=_name_parser(TRAINED_PEERS),
         default=list(TRAINED_PEERS),
-        help="peers in training beside Marian, all in memory at once, from "
-        f"{', '.join(TRAINED_PEERS)}, with commas between (default: all that are installed); usual "
-        "is Marian on random sentences",
+        help="implementations to compare with Marian in training, from "
+        f"{', '.join(TRAINED_PEERS)}, with commas between (default: all that are installed); all "
+        "are in memory at once; usual is Marian on random sentences",
     )
     flags_parser.add_argument(
         "--beams",
@@ -172,7 +172,8 @@ def parser() -> argparse.ArgumentParser:
         "--busy",
         type=int,
         default=0,
-        help="other programs that compute meanwhile, each on one core (default: %(default)s)",
+        help="other programs that keep one core each busy during the measurement (default: "
+        "%(default)s)",
     )
     flags_parser.add_argument(
         "--output_dir",

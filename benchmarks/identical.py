@@ -66,7 +66,7 @@ def compare(
     conversion = SharedConversion(model)
     converted, reason = conversion.for_engine()
     if converted is None:
-        raise ValueError(f"RUN must be a model that the inference engine runs, and {reason}.")
+        raise ValueError(f"RUN must be a model that the inference engine runs, but {reason}.")
     token_ids = tokenizer(texts)["input_ids"]
     batches = batches_by_length(
         {index: len(source_ids) for index, source_ids in enumerate(token_ids)}, batch_size=32

@@ -261,7 +261,7 @@ def difference(name: str, size: str, batch: Batch, flags: argparse.Namespace) ->
     torch.manual_seed(flags.config.seed)
     peer_model = peer.build(model_config(size, flags.model_vocab_size)).eval()
     if peer.convert is None:
-        raise ValueError(f"{name} must have a conversion to this package, and has none.")
+        raise ValueError(f"{name} must have a conversion to this package, but has none.")
     our_model = peer.convert(peer_model)
     tensors = batch.tensors
     expected_loss = peer.loss_sum(peer_model, tensors, smoothing)

@@ -122,8 +122,8 @@ def read_corpus(config: TrainConfig, model_vocab_size: int | None = None) -> Cor
     tokenizer = learn_vocabulary(sentences, config.vocab_size, progress=False)
     if model_vocab_size is not None and model_vocab_size < len(tokenizer):
         raise ValueError(
-            f"model_vocab_size must be at least {len(tokenizer):,}, that of the corpus, got "
-            f"{model_vocab_size:,}: --vocab_size makes that of the corpus smaller."
+            f"model_vocab_size must be at least {len(tokenizer):,}, the vocabulary size of the "
+            f"corpus, got {model_vocab_size:,}: set a smaller --vocab_size."
         )
     rows = encode_pairs(texts.train[0], "train", tokenizer, *languages)
     rows = drop_untrainable(rows, config.max_length)

@@ -182,7 +182,7 @@ def required_entry(entries: dict[str, Value], name: str, origin: str) -> Value:
         ValueError: If there is no such entry.
     """
     if name not in entries:
-        raise ValueError(f"{origin} must be complete, and {name} is missing.")
+        raise ValueError(f"{origin} must be complete, but {name} is missing.")
     return entries[name]
 
 

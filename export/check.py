@@ -44,6 +44,6 @@ def refuse_changed_model(model: PreTrainedModel, engine: str):
     difference = first_difference(computing_modules(model))
     if difference is not None:
         raise ValueError(
-            f"{engine} supports only the released model, and {difference}. Export a changed model "
+            f"{engine} supports only the released model, but {difference}. Export a changed model "
             "to ONNX."
         )

@@ -186,7 +186,7 @@ def test_the_second_of_two_writers_to_a_new_folder_is_refused(tmp_path):
                 (first / "a").write_text("first")
             (second / "a").write_text("second")
 
-    with pytest.raises(ValueError, match="must be new or empty, and another command has written"):
+    with pytest.raises(ValueError, match="must be new or empty, but another command has written"):
         write_both()
     assert (out / "a").read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

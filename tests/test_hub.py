@@ -403,7 +403,7 @@ def test_an_invalid_name_is_refused_before_any_request(run_folder, repo_id):
         ("another model", "run must be a vanilla_transformer, got a marian"),
         ("a model of an engine", "run must be .*run', whose config.json names no model_type"),
         ("a broken tokenizer", "tokenizer '.*run' cannot be loaded"),
-        ({"encoder_layers": 9}, "must be complete, and model.encoder.layers"),
+        ({"encoder_layers": 9}, "must be complete, but model.encoder.layers"),
         (
             {"encoder_layers": 1},
             "must all have a parameter in the model, got model.encoder.layers.1",

@@ -170,7 +170,7 @@ def test_weights_that_the_class_does_not_know_are_left_out(folders, tmp_path):
 def test_missing_weights_are_refused(folders, tmp_path):
     name = "model.encoder.layers.0.fc1.weight"
     folder = changed(folders, tmp_path, lambda weights: weights.pop(name))
-    with pytest.raises(ValueError, match=f"must be complete, and {name}"):
+    with pytest.raises(ValueError, match=f"must be complete, but {name}"):
         vanilla_transformer.load(folder)
 
 

@@ -89,7 +89,7 @@ def learn_vocabulary(
     )
     if len(tokenizer) + len(symbols) < vocab_size:
         logger.warning(
-            "The vocabulary has %d tokens, not the %d asked for: no other pair occurs twice in %d "
+            "The vocabulary has %d tokens, not the requested %d: no other pair occurs twice in %d "
             "sentences. Give more text or ask for fewer tokens.",
             len(tokenizer) + len(symbols),
             vocab_size,

@@ -34,9 +34,9 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     """
     parser = pairs_parser(
         prog,
-        "Find the words of sentences and translations that belong together, with the attention of "
-        "a model, and write a line of pairs source-target for each sentence, such as 0-0 1-2: "
-        "numbers of words between spaces, from 0.",
+        "Align the words of sentences and their translations by the attention of a model. Write a "
+        "line for each sentence pair, with pairs source-target of word numbers from 0, such as "
+        "0-0 1-2; spaces separate words.",
     )
     parser.add_argument(
         "--choose_heads",

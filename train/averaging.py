@@ -297,7 +297,7 @@ def _checkpoints_to_average(
             f"{folder} must have a checkpoint to average, got {bad_files_text or 'none'}."
         )
     if bad_files_text:
-        logger.warning("%s: passed over.", bad_files_text)
+        logger.warning("%s: not used.", bad_files_text)
     best_step = None
     if not arguments and config.best_metric is not None:
         best_step = (read_state(intact_checkpoints[-1]).get("best_checkpoint") or {}).get("step")
@@ -309,7 +309,7 @@ def _checkpoints_to_average(
             (ema_checkpoint,) = checkpoints_around(best_step, 1, intact_checkpoints)
         if not (ema_checkpoint / EMA_FILE).is_file():
             raise ValueError(
-                f"{folder} must have a moving average, from training with ema_decay, and "
+                f"{folder} must have a moving average, from training with ema_decay, but "
                 f"{ema_checkpoint.name} has none."
             )
         return [ema_checkpoint], True
@@ -319,7 +319,8 @@ def _checkpoints_to_average(
         return recent_checkpoints(60 * minutes, intact_checkpoints), False
     if num_checkpoints is not None and not 1 <= num_checkpoints <= len(intact_checkpoints):
         raise ValueError(
-            f"{folder} has {len(intact_checkpoints)} checkpoints to average, got {num_checkpoints}."
+            f"num_checkpoints must be from 1 to {len(intact_checkpoints)}, the number of "
+            f"checkpoints in {folder} that can be averaged, got {num_checkpoints}."
         )
     if best_step is not None:
         return checkpoints_around(

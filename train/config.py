@@ -153,7 +153,7 @@ class TrainConfig:
     )
     name: str | None = setting(
         None,
-        "configuration of the dataset; if not given, de-en for wmt/wmt14, and none for another one",
+        "configuration of the dataset; if not given, de-en for wmt/wmt14, none for others",
         fixed_on_resume=True,
     )
     revision: str | None = setting(
@@ -164,7 +164,7 @@ class TrainConfig:
     columns: dict | None = setting(
         None,
         "column of each language in a table or in records, as {en: NAME, de: NAME}, or by number "
-        "in a table without names; the columns have the languages as names if not given",
+        "in a table without names; if not given, the column names are the languages",
         fixed_on_resume=True,
     )
     weight: float | None = setting(

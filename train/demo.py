@@ -1,4 +1,4 @@
-"""`make demo`: train on the embedded corpus, translate its test split, and score it."""
+"""`make demo`: train on the built-in corpus, translate its test split, and score it."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ COLUMN_WIDTH = 38
 
 
 def run_demo(output_dir: str | Path = "runs/demo") -> str:
-    """Train on the embedded corpus by `accelerate launch`, and evaluate on its test split.
+    """Train on the built-in corpus by `accelerate launch`, and evaluate on its test split.
 
     An interrupted run is resumed. A finished run is only evaluated.
 

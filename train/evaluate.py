@@ -323,8 +323,8 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
     parser.add_argument("--revision", help="commit, branch or tag of a dataset on the Hub")
     parser.add_argument(
         "--columns",
-        help="column of each language, as {en: NAME, de: NAME}, or by number; null for columns "
-        "with the languages as names (those of the run)",
+        help="column of each language, as {en: NAME, de: NAME}, or by number; null if the column "
+        "names are the languages (default: the columns of the run)",
     )
     parser.add_argument(
         "--source", metavar="FILE", help="text file to translate instead of a split"
@@ -333,7 +333,8 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
         "--reference",
         metavar="FILE",
         action="append",
-        help="text file with the references for --source; give the flag again for each further one",
+        help="text file with the references for --source; give the flag again for each further "
+        "reference",
     )
     parser.add_argument(
         "--sacrebleu",

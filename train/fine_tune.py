@@ -499,7 +499,7 @@ def check_arguments(options: FineTuneArguments, args: Seq2SeqTrainingArguments):
     score_translations(["a"], ["a"], options.bleu_tokenizer)
     for name in args.report_to:
         if name not in get_available_reporting_integrations():
-            raise ValueError(f"report_to {name!r} must be installed, and its package is missing.")
+            raise ValueError(f"report_to {name!r} must be installed, but its package is missing.")
     folder = Path(args.output_dir)
     if args.resume_from_checkpoint is None and folder.exists() and any(folder.iterdir()):
         raise ValueError(

@@ -109,7 +109,7 @@ def _load_module(path: Path, saved_copy: Path | None) -> ModuleType:
             f"{existing_copy}. Give another output_dir to train another model."
         )
     if not path.is_file() and existing_copy is None:
-        raise ValueError(f"model_class must be FILE.py:CLASS, and the file {path} does not exist.")
+        raise ValueError(f"model_class must be FILE.py:CLASS, but the file {path} does not exist.")
     path = (path if existing_copy is None or path.is_file() else existing_copy).resolve()
     # a name of its own, so that `import utils` elsewhere does not find a user's utils.py. No module
     # of the package has this name, because the code is not the package's
@@ -156,7 +156,7 @@ def _refuse_untrainable_class(model_class: type[PreTrainedModel]):
     if missing_arguments:
         raise ValueError(
             f"model_class must have a forward with the arguments {', '.join(FORWARD_ARGUMENTS)}, "
-            f"and {name}.forward has no {missing_arguments[0]}."
+            f"but {name}.forward has no {missing_arguments[0]}."
         )
     is_sequence_to_sequence = getattr(config_class, "is_encoder_decoder", False)
     if not (is_sequence_to_sequence and model_class.can_generate()):
@@ -167,7 +167,7 @@ def _refuse_untrainable_class(model_class: type[PreTrainedModel]):
     for size_field in SIZE_FIELDS:
         if not {size_field, T5_NAMES.get(size_field)} & fields:
             raise ValueError(
-                f"model_class must have a configuration with the field {size_field}, and "
+                f"model_class must have a configuration with the field {size_field}, but "
                 f"{config_class.__name__} has none."
             )
 
@@ -289,7 +289,8 @@ def _refuse_undeclared_sharing(model: PreTrainedModel):
         if first_name != name:
             raise ValueError(
                 f"{type(model).__name__} must declare shared weights in `_tied_weights_keys`, or "
-                f"they cannot be saved: {name!r} is {first_name!r}, and has no entry."
+                f"they cannot be saved: {name!r} shares its weight with "
+                f"{first_name!r}, but has no entry."
             )
 
 

@@ -157,7 +157,7 @@ CORPUS_REASONS = {
 }
 MODEL_REASONS = {
     "hidden_size encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
-    "encoder_ffn_dim decoder_ffn_dim": "Size of the model. It grows with the number of pairs: a "
+    "encoder_ffn_dim decoder_ffn_dim": "Size of the model: larger for a larger corpus, because a "
     "large model overfits few pairs.",
     "dropout": "Dropout of the run.",
     "initializer_gain": "Initial weights smaller than the paper's: the loss falls faster "
@@ -169,14 +169,14 @@ SETTING_REASONS = {
     "model": MODEL_REASONS,
     "tokens_per_step length_groups_per_step": "Batch: source tokens and target tokens of a step. A "
     "small batch gives more updates in the same time.",
-    "max_steps": "Steps of training. The run on {pairs} pairs had {steps}. Their number grows with "
-    "the square root of the number of pairs, from {fewest} pairs on.",
+    "max_steps": "Steps of training. The run on {pairs} pairs had {steps}. The number of steps "
+    "grows with the square root of the number of pairs, from {fewest} pairs on.",
     "warmup_steps learning_rate_factor": "The learning rate rises to {peak}, the highest of the "
     "run, in the same share of all steps.",
     "cooldown_steps": "The learning rate decays linearly to zero at the end, in the same share of "
     "all steps.",
     "bpe_dropout": "BPE-dropout: words are split into tokens at random, in several ways that the "
-    "epochs use in turn, which makes up for some of the text that so few pairs lack.",
+    "epochs use in turn. This data augmentation helps when there are few pairs.",
     "max_grad_norm": "A gradient with a larger norm is clipped: one batch cannot spoil the model.",
     "eval_every_steps": "Steps between two evaluations of the validation loss.",
     "save_every_steps num_averaged_checkpoints": "The model of the run is the mean of its last "

@@ -49,7 +49,7 @@ def refuse_trackers(names: Sequence[str]) -> None:
                 + closest_name(str(name), list(TRACKERS))
             )
         if LoggerType(name) not in get_available_trackers():
-            raise ValueError(f"report_to {name!r} must be installed, and its package is missing.")
+            raise ValueError(f"report_to {name!r} must be installed, but its package is missing.")
 
 
 def open_trackers(accelerator: Accelerator, config: TrainConfig, steps_done: int) -> None:

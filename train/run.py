@@ -381,7 +381,7 @@ def _checkpoint_to_resume(folder: Path, config: TrainConfig, resume: bool) -> Pa
         )
     if damage_reports:
         logger.warning(
-            "%s: passed over. The run resumes from %s.", "; ".join(damage_reports), newest.name
+            "%s: not used. The run resumes from %s.", "; ".join(damage_reports), newest.name
         )
     step = checkpointing.read_state(newest)["step"]
     if config.max_steps < step:

@@ -362,7 +362,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--target_prefix", metavar="TEXT", help="text with which each translation begins"
     )
     for term_kind, rule in (
-        ("required", "must contain, with this case"),
+        ("required", "must contain (case matters)"),
         ("forbidden", "must not contain"),
     ):
         term_group.add_argument(
@@ -397,7 +397,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--alignment",
         dest="return_alignment",
         action="store_true",
-        help="add the pairs of words that belong together, source-target, counted from 0: "
+        help="add the word alignment: pairs SOURCE-TARGET of word numbers, from 0: "
         "TRANSLATION ||| 0-0 1-2",
     )
     output_group.add_argument(
@@ -536,7 +536,7 @@ def _load_models(
     for run, other_pipeline in zip(runs[1:], other_pipelines, strict=True):
         if other_pipeline.tokenizer.get_vocab() != vocabulary:
             raise ValueError(
-                f"models that translate together must have one vocabulary, and that of {run} "
+                f"models that translate together must have one vocabulary, but that of {run} "
                 f"differs from that of {runs[0]}."
             )
     return pipeline, [other_pipeline.model for other_pipeline in other_pipelines]

@@ -133,7 +133,7 @@ def _add_training_flags(parser: argparse.ArgumentParser):
         "--num_seeds",
         type=int,
         default=1,
-        help="trainings of each row, with the seeds SEED, SEED + 1 and so on (%(default)s)",
+        help="training runs of each row, with the seeds SEED, SEED + 1 and so on (%(default)s)",
     )
     group.add_argument(
         "--settings",

@@ -171,7 +171,7 @@ def test_an_unknown_part_or_size_is_refused(flags, capsys):
         assert main([part, *flags, "--model_vocab_size", "9"]) == 1
         assert "at least 2" in (error := capsys.readouterr().err)
         assert error.endswith(
-            "that of the corpus, got 9: --vocab_size makes that of the corpus smaller.\n"
+            "the vocabulary size of the corpus, got 9: set a smaller --vocab_size.\n"
         )
     assert main(["training", *flags, "--datasett", "x"]) == 1
     assert "Did you mean" in capsys.readouterr().err
@@ -392,7 +392,7 @@ def test_a_model_that_the_engine_does_not_run_is_not_compared(tmp_path, capsys):
     model_class = "transformers:BartForConditionalGeneration"
     train(train_toys.toy_config(corpus, run, max_steps=1, model_class=model_class))
     assert identical.main([str(run)]) == 1
-    assert "RUN must be a model that the inference engine runs, and Bart" in capsys.readouterr().err
+    assert "RUN must be a model that the inference engine runs, but Bart" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_sorted", [True, False])

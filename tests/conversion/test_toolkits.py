@@ -318,23 +318,23 @@ FOREIGN = [
         r"belongs to rotary positions \(RoPE\)",
     ),
     ("fairseq-post", weight(f"{LAYER}.fc2.bias", 3), r"of shape \[16\], got \[3\] in arch trans"),
-    ("fairseq-post", without(f"{LAYER}.fc1.bias"), "must be complete, and model.decoder"),
+    ("fairseq-post", without(f"{LAYER}.fc1.bias"), "must be complete, but model.decoder"),
     ("fairseq-post", without("encoder.embed_tokens.weight"), "an encoder and a decoder"),
-    ("fairseq-post", without("encoder.layers.0.fc1.weight"), "complete, and encoder.layers.0.fc1"),
-    ("fairseq-pre", without("decoder.embed_positions.weight"), "complete, and decoder.embed_pos"),
+    ("fairseq-post", without("encoder.layers.0.fc1.weight"), "complete, but encoder.layers.0.fc1"),
+    ("fairseq-pre", without("decoder.embed_positions.weight"), "complete, but decoder.embed_pos"),
     ("fairseq-post", parts(cfg=None), "with args or cfg, got neither"),
     ("fairseq-post", parts(cfg={"model": "a text"}), "with args or cfg, got neither"),
     (
         "fairseq-post",
         setting(encoder_attention_heads=None, decoder_attention_heads=None),
-        "the settings of fairseq's transformer must be complete, and encoder_att",
+        "the settings of fairseq's transformer must be complete, but encoder_att",
     ),
     # OpenNMT-py's architectures
     ("opennmt", parts(opt=None), "must be OpenNMT-py's"),
     ("opennmt", parts(vocab="a text"), "must be OpenNMT-py's"),
     ("opennmt", parts(generator="a text"), "must be OpenNMT-py's"),
-    ("opennmt", parts(generator={}), "the generator .* must be complete, and weight"),
-    ("opennmt", without("encoder.layer_norm.weight"), "complete, and encoder.layer_norm.weight"),
+    ("opennmt", parts(generator={}), "the generator .* must be complete, but weight"),
+    ("opennmt", without("encoder.layer_norm.weight"), "complete, but encoder.layer_norm.weight"),
     (
         "opennmt",
         weight("encoder.embeddings.make_embedding.emb_luts.1.weight", 9, 16),
@@ -347,11 +347,11 @@ FOREIGN = [
         vocabulary(lambda tokens: [token.replace("<blank>", "<p>") for token in tokens]),
         "the special token <blank>, got none",
     ),
-    ("opennmt", without_heads, "must be complete, and heads"),
+    ("opennmt", without_heads, "must be complete, but heads"),
     (
         "opennmt",
         without("encoder.embeddings.make_embedding.emb_luts.0.weight"),
-        "complete, and encoder.embeddings",
+        "complete, but encoder.embeddings",
     ),
     ("opennmt", setting(decoder_type="rnn"), "decoder_type must be transformer"),
     ("opennmt", setting(max_relative_positions=-1), r"got -1: that is rotary positions \(RoPE\)"),
@@ -361,7 +361,7 @@ FOREIGN = [
     ("opennmt", setting(layer_norm="rms"), "got rms: that is RMSNorm"),
     ("opennmt", setting(num_experts=8), "got 8: that is a mixture of experts"),
     ("opennmt", setting(position_encoding_type="Other"), "SinusoidalConcat, got Other"),
-    ("opennmt", without(f"{OPENNMT_LAYER}.feed_forward.w_1.weight"), "complete, and decoder.tran"),
+    ("opennmt", without(f"{OPENNMT_LAYER}.feed_forward.w_1.weight"), "complete, but decoder.tran"),
     ("opennmt", setting(copy_attn=True), "that is a copy mechanism"),
     ("opennmt", setting(generator_function="sparsemax"), "got sparsemax: that is other prob"),
     ("opennmt", other_vocabulary, r"\(-share_vocab\), got separate vocabularies of 64 and 65"),
@@ -656,5 +656,5 @@ def test_a_library_model_of_another_kind_or_with_other_weights_is_named(tmp_path
     del weights[name]
     save_file(weights, path, metadata={"format": "pt"})
     assert main(["convert", "marian", str(folder), str(tmp_path / "out")]) == 1
-    assert "must be complete, and model.encoder.layers.0.fc1" in capsys.readouterr().err
+    assert "must be complete, but model.encoder.layers.0.fc1" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

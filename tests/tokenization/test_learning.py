@@ -100,7 +100,7 @@ def test_a_corpus_smaller_than_the_sample_is_used_whole():
 def test_too_little_text_gives_a_smaller_vocabulary_and_a_warning(caplog):
     tokenizer = learn_vocabulary(["abc abc xyz"], 5000, progress=False)
     assert tokenizer.tokenize("abc xyz") == ["Ġabc", "Ġ", "x", "y", "z"]  # xyz occurs once
-    assert f"has {len(tokenizer)} tokens, not the 5000 asked for" in caplog.text
+    assert f"has {len(tokenizer)} tokens, not the requested 5000" in caplog.text
 
 
 def test_a_vocabulary_that_is_full_warns_of_nothing(caplog):

@@ -319,7 +319,9 @@ def test_two_runs_are_compared_by_saved_translations(run, tmp_path, capsys):
     scores = kept(older)
     scores["validation"]["average"] = "the mean of 2 checkpoints, of steps 1, 2"
     (older / "scores.json").write_text(json.dumps(scores))
-    with pytest.raises(ValueError, match=r"whose translations are its model's, got .* steps 1, 2"):
+    with pytest.raises(
+        ValueError, match=r"whose saved translations are from its model, got .* steps 1, 2"
+    ):
         evaluate(str(run), split="validation", against=str(older))
     # the same translations again, and a comparison with a third run
     third = Path(shutil.copytree(other, tmp_path / "third"))

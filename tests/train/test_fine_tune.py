@@ -576,6 +576,6 @@ def test_lora_without_peft_says_how_to_install_it(base, corpus, tmp_path, capsys
 def test_a_tracker_that_is_not_installed_is_named(base, corpus, tmp_path, capsys):
     assert main(flags(base, corpus, tmp_path / "run", max_steps=1, report_to="wandb")) == 1
     assert (
-        "report_to 'wandb' must be installed, and its package is missing."
+        "report_to 'wandb' must be installed, but its package is missing."
         in capsys.readouterr().err
     )

@@ -503,12 +503,12 @@ def test_a_run_does_not_resume_with_other_validation_text(tmp_path, is_streamed)
         train(train_toys.toy_config(own, tmp_path / "run", **settings), resume=True)
 
 
-def test_a_checkpoint_that_is_passed_over_is_named(corpus, tmp_path, caplog):
+def test_a_checkpoint_that_is_not_used_is_named(corpus, tmp_path, caplog):
     train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=8))
     (tmp_path / "run/checkpoints/step-8/optimizer.pt").unlink()
     with caplog.at_level("WARNING", logger="vanilla_transformer"):
         assert train(train_toys.toy_config(corpus, tmp_path / "run"), resume=True)
-    said = "step-8, whose optimizer.pt is missing, truncated or changed: passed over."
+    said = "step-8, whose optimizer.pt is missing, truncated or changed: not used."
     assert f"{said} The run resumes from step-4." in caplog.text
 
 

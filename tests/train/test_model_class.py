@@ -496,7 +496,7 @@ WRONG_FILES = {
         "class Config(PreTrainedConfig):\n    is_encoder_decoder = True\n\n\n"
         "class Gated(EncoderDecoderModel):\n    config_class = Config\n\n"
         "    def forward(self, **inputs):\n        pass\n",
-        "must have a configuration with the field vocab_size, and Config has none",
+        "must have a configuration with the field vocab_size, but Config has none",
     ),
     "a field that is not saved": (
         GATED + "\n\ndef lost(self):\n    return {n: v for n, v in plain(self).items()"

@@ -165,7 +165,7 @@ def test_a_tracker_is_refused_by_name(corpus, tmp_path, monkeypatch, capsys):
     for given, expected in (
         ("tensorbord", "got 'tensorbord'. Did you mean 'tensorboard'?"),
         ("[tensorboard, 7]", "got 7."),
-        ("tensorboard, wandb", "report_to 'wandb' must be installed, and its package is missing."),
+        ("tensorboard, wandb", "report_to 'wandb' must be installed, but its package is missing."),
     ):
         assert main([str(recipe), "--report_to", given]) == 1
         (line,) = capsys.readouterr().err.splitlines()

@@ -82,7 +82,7 @@ def load_translations(
         revision: Commit, branch or tag of a dataset on the Hub.
         streaming: Read the training split during training, and do not store it.
         columns: Column of each language in a table or in records; its name, or its number from 1
-            in a table without names. By default the columns have the languages as names.
+            in a table without names. By default the column names are the languages.
         repair: Replace bytes of the training split that are not UTF-8 by U+FFFD; training then
             drops and counts these pairs. In all other splits such bytes are an error.
 

@@ -133,7 +133,7 @@ def column_names(languages: Sequence[str], columns: Columns | None) -> list[str 
 
     Args:
         languages: Source and target language.
-        columns: Column of each language; by default the columns have the languages as names.
+        columns: Column of each language; by default the column names are the languages.
 
     Returns:
         Names or numbers, in the order of the languages.

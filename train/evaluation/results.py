@@ -217,9 +217,9 @@ def translations_to_compare(
     average = describe_average(other_folder)
     if average is not None and is_of_other_weights(other_scores, average):
         raise ValueError(
-            f"against must be a run whose translations are its model's, got {other_folder} with "
-            f"translations by {other_scores['average']}, while the model is {average}: evaluate "
-            "that run first."
+            f"against must be a run whose saved translations are from its model, got "
+            f"{other_folder} with translations by {other_scores['average']}, while the model is "
+            f"{average}: evaluate that run first."
         )
     return found_name, translations
 

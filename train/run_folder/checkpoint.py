@@ -396,7 +396,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / STATE_FILE
     state = read_json(path, STATE_SCHEMA)
     if state.pop(STATE_HASH) != _hash_state(state):
-        raise ValueError(f"{path} must be as it was saved, and was changed.")
+        raise ValueError(f"{path} must be as it was saved, but was changed.")
     if _has_checkpoint_name(checkpoint) and checkpoint.name != f"step-{state['step']}":
         raise ValueError(
             f"{path}: step must match the name of the folder, {checkpoint.name}, got "
@@ -424,7 +424,7 @@ def read_optimizer(checkpoint: Path) -> dict[str, Any]:
     # the zip archive, or the pickled data or the names inside the archive can be damaged
     except UNREADABLE as error:
         raise ValueError(
-            f"{path} must be as it was saved, and is damaged: {DAMAGE_ADVICE}."
+            f"{path} must be as it was saved, but is damaged: {DAMAGE_ADVICE}."
         ) from error
 
 
@@ -554,7 +554,7 @@ def read_weights(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
-            f"{folder / name} must be as it was saved, and is damaged: {error}. "
+            f"{folder / name} must be as it was saved, but is damaged: {error}. "
             f"{DAMAGE_ADVICE.capitalize()}."
         ) from error
 

@@ -280,7 +280,7 @@ def test_a_changed_number_in_a_state_is_detected(tmp_path):
     save(tmp_path, 4)
     path = tmp_path / "step-4/state.json"
     path.write_text(path.read_text().replace('"step": 4', '"step": 7'))
-    with pytest.raises(ValueError, match=r"state\.json must be as it was saved, and was changed"):
+    with pytest.raises(ValueError, match=r"state\.json must be as it was saved, but was changed"):
         read_state(tmp_path / "step-4")
     assert newest_intact(tmp_path) == (None, [(tmp_path / "step-4", "state.json")])
 
