@@ -93,12 +93,13 @@ def locked_folder(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
                 created_folder.rmdir()
 
 
-def refuse_links(folder: Path, names: Collection[str]):
+def refuse_links(folder: Path, names: Collection[str], allows_inner: bool = False):
     """Refuse symbolic links among the files that a command writes: they may leave the folder.
 
     Args:
         folder: Folder that a command writes to.
         names: Names of the files and folders in `folder` that the command may write.
+        allows_inner: Whether a link inside one of these folders may lead to a file of this folder.
 
     Raises:
         ValueError: If one of these files and folders, or anything inside, is a symbolic link; the
@@ -113,7 +114,10 @@ def refuse_links(folder: Path, names: Collection[str]):
             for inner_name in names_of_kind
         )
         for link in (path, *inner_paths):
-            if link.is_symlink():
+            is_inner = link != path and Path(os.path.realpath(link)).is_relative_to(
+                os.path.realpath(path)
+            )
+            if link.is_symlink() and not (allows_inner and is_inner):
                 raise ValueError(
                     f"{link} is a link to {os.readlink(link)}, and commands write only to "
                     f"the files of {folder} itself. Replace the link by its target."

@@ -28,6 +28,7 @@ from vanilla_transformer.loading import load_run
 from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.averaging import average_run
 from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder.files import lock_run_folder
 
 STEPS = 12
 
@@ -304,6 +305,7 @@ LINKS = (
     *("recipe.yaml", "environment.txt", "metrics.jsonl", "config.json", "model.safetensors"),
     *("average.json", "scores.json", "README.md", "tokenizer.json", ".lock"),
     *("checkpoints", "tokenizer", "pictures", "hypotheses", "trackers"),
+    "trackers/wandb",
     *("checkpoints/step-12", "pictures/loss.png", "hypotheses/test.source.txt"),
     *("checkpoints/.step-16.unfinished", ".model.unfinished", ".metrics.jsonl.unfinished"),
 )
@@ -342,6 +344,17 @@ def test_no_command_writes_through_a_link_of_a_run_folder(run, tmp_path, name, m
     ):
         assert main(arguments) in (0, 1)
         assert content(outside) == before, arguments
+
+
+def test_a_tracker_may_link_its_own_files(tmp_path):
+    files = tmp_path / "trackers/wandb/offline-run-1"
+    files.mkdir(parents=True)
+    (files.parent / "latest-run").symlink_to("offline-run-1")
+    with lock_run_folder(tmp_path):
+        pass
+    (files.parent / "debug.log").symlink_to("../../metrics.jsonl")
+    with pytest.raises(ValueError, match=r"debug\.log is a link to .*metrics\.jsonl"):
+        lock_run_folder(tmp_path).__enter__()
 
 
 def test_the_target_of_a_link_is_not_published(run, tmp_path):
