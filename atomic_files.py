@@ -5,7 +5,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -93,13 +93,13 @@ def locked_folder(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
                 created_folder.rmdir()
 
 
-def refuse_links(folder: Path, names: Collection[str], allows_inner: bool = False):
+def refuse_links(folder: Path, names: Iterable[str], is_recursive: bool = True):
     """Refuse symbolic links among the files that a command writes: they may leave the folder.
 
     Args:
         folder: Folder that a command writes to.
         names: Names of the files and folders in `folder` that the command may write.
-        allows_inner: Whether a link inside one of these folders may lead to a file of this folder.
+        is_recursive: Whether to refuse links inside of these folders too.
 
     Raises:
         ValueError: If one of these files and folders, or anything inside, is a symbolic link; the
@@ -109,15 +109,12 @@ def refuse_links(folder: Path, names: Collection[str], allows_inner: bool = Fals
         path = folder / name
         inner_paths = (
             Path(parent, inner_name)
-            for parent, *names_by_kind in os.walk(path)
+            for parent, *names_by_kind in (os.walk(path) if is_recursive else ())
             for names_of_kind in names_by_kind
             for inner_name in names_of_kind
         )
         for link in (path, *inner_paths):
-            is_inner = link != path and Path(os.path.realpath(link)).is_relative_to(
-                os.path.realpath(path)
-            )
-            if link.is_symlink() and not (allows_inner and is_inner):
+            if link.is_symlink():
                 raise ValueError(
                     f"{link} is a link to {os.readlink(link)}, and commands write only to "
                     f"the files of {folder} itself. Replace the link by its target."

@@ -28,7 +28,6 @@ from vanilla_transformer.loading import load_run
 from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.averaging import average_run
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.run_folder.files import lock_run_folder
 
 STEPS = 12
 
@@ -346,15 +345,13 @@ def test_no_command_writes_through_a_link_of_a_run_folder(run, tmp_path, name, m
         assert content(outside) == before, arguments
 
 
-def test_a_tracker_may_link_its_own_files(tmp_path):
-    files = tmp_path / "trackers/wandb/offline-run-1"
-    files.mkdir(parents=True)
-    (files.parent / "latest-run").symlink_to("offline-run-1")
-    with lock_run_folder(tmp_path):
-        pass
-    (files.parent / "debug.log").symlink_to("../../metrics.jsonl")
-    with pytest.raises(ValueError, match=r"debug\.log is a link to .*metrics\.jsonl"):
-        lock_run_folder(tmp_path).__enter__()
+def test_a_run_is_resumed_although_a_tracker_made_links_in_its_own_folder(run, tmp_path):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    logs = copy / "trackers/wandb/offline-run-1/logs"
+    logs.mkdir(parents=True)
+    (copy / "trackers/wandb/latest-run").symlink_to("offline-run-1")
+    (logs / "debug-core.log").symlink_to(tmp_path / "debug-core.log")
+    assert main(["train", str(copy / "recipe.yaml"), "--output_dir", str(copy), "--resume"]) == 0
 
 
 def test_the_target_of_a_link_is_not_published(run, tmp_path):

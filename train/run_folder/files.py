@@ -143,8 +143,9 @@ def lock_run_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     """
     with locked_folder(folder, seconds) as is_locked:
         refuse_links(folder, WRITTEN_NAMES)
-        # wandb makes links from one of its files to another, such as latest-run
-        refuse_links(folder, [TRACKERS_FOLDER], allows_inner=True)
+        # in its own folder a tracker makes links, such as latest-run of wandb
+        paths = (folder / TRACKERS_FOLDER, *(folder / TRACKERS_FOLDER).glob("*"))
+        refuse_links(folder, [str(path.relative_to(folder)) for path in paths], is_recursive=False)
         if is_locked:
             # remove the temporary files of killed commands. The lock makes this safe: no other
             # command is writing
