@@ -294,7 +294,9 @@ def test_two_processes_evaluate_the_buffers_that_are_saved(settings, tmp_path):
     recipe = train_toys.write_recipe(tmp_path / "run.yaml", settings)
     source = Path(settings["model_class"].rpartition(":")[0])
     # the processes have different sources, and so different means
-    counting = source.read_text().replace("self.calls += 1", "self.calls += x.detach().mean().exp() * 9")
+    counting = source.read_text().replace(
+        "self.calls += 1", "self.calls += x.detach().mean().exp() * 9"
+    )
     (tmp_path / "gated_mean.py").write_text(counting, encoding="utf-8")
     model_class = f"{tmp_path}/gated_mean.py:Gated"
     train_toys.run_command(recipe, "--model_class", model_class, processes=2)
