@@ -5,7 +5,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -93,12 +93,13 @@ def locked_folder(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
                 created_folder.rmdir()
 
 
-def refuse_links(folder: Path, names: Collection[str]):
+def refuse_links(folder: Path, names: Iterable[str], is_recursive: bool = True):
     """Refuse symbolic links among the files that a command writes: they may leave the folder.
 
     Args:
         folder: Folder that a command writes to.
         names: Names of the files and folders in `folder` that the command may write.
+        is_recursive: Whether to refuse links inside of these folders too.
 
     Raises:
         ValueError: If one of these files and folders, or anything inside, is a symbolic link; the
@@ -108,7 +109,7 @@ def refuse_links(folder: Path, names: Collection[str]):
         path = folder / name
         inner_paths = (
             Path(parent, inner_name)
-            for parent, *names_by_kind in os.walk(path)
+            for parent, *names_by_kind in (os.walk(path) if is_recursive else ())
             for names_of_kind in names_by_kind
             for inner_name in names_of_kind
         )

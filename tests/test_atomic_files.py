@@ -304,6 +304,7 @@ LINKS = (
     *("recipe.yaml", "environment.txt", "metrics.jsonl", "config.json", "model.safetensors"),
     *("average.json", "scores.json", "README.md", "tokenizer.json", ".lock"),
     *("checkpoints", "tokenizer", "pictures", "hypotheses", "trackers"),
+    "trackers/wandb",
     *("checkpoints/step-12", "pictures/loss.png", "hypotheses/test.source.txt"),
     *("checkpoints/.step-16.unfinished", ".model.unfinished", ".metrics.jsonl.unfinished"),
 )
@@ -342,6 +343,15 @@ def test_no_command_writes_through_a_link_of_a_run_folder(run, tmp_path, name, m
     ):
         assert main(arguments) in (0, 1)
         assert content(outside) == before, arguments
+
+
+def test_a_run_is_resumed_although_a_tracker_made_links_in_its_own_folder(run, tmp_path):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    logs = copy / "trackers/wandb/offline-run-1/logs"
+    logs.mkdir(parents=True)
+    (copy / "trackers/wandb/latest-run").symlink_to("offline-run-1")
+    (logs / "debug-core.log").symlink_to(tmp_path / "debug-core.log")
+    assert main(["train", str(copy / "recipe.yaml"), "--output_dir", str(copy), "--resume"]) == 0
 
 
 def test_the_target_of_a_link_is_not_published(run, tmp_path):

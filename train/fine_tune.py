@@ -36,7 +36,7 @@ from transformers.utils import CONFIG_NAME
 
 from ..atomic_files import is_disk_full, locked_folder
 from ..batches_vanilla_transformer import max_source_tokens
-from ..console import run_command
+from ..console import run_command, sentence_of
 from ..generation_vanilla_transformer import set_paper_search
 from ..loading import load_run
 from ..publishing import push_to_hub
@@ -324,6 +324,11 @@ def _train(trainer: FusedTrainer, args: Seq2SeqTrainingArguments):
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except (SafetensorError, RuntimeError) as error:
+        if "Error(s) in loading state_dict" in str(error):
+            raise ValueError(
+                "resume_from_checkpoint must be a checkpoint of the same model with the same "
+                f"lora_rank, got {checkpoint!r}: {error}"
+            ) from error
         # safetensors and torch raise other errors than OSError on a full disk
         if not is_disk_full(error):
             raise
@@ -496,7 +501,8 @@ def check_arguments(options: FineTuneArguments, args: Seq2SeqTrainingArguments):
         raise ValueError("fp16 must be false on a CPU, got true.")
     _parse_columns(options)
     # raises an error if sacreBLEU does not have this tokenizer
-    score_translations(["a"], ["a"], options.bleu_tokenizer)
+    scores = score_translations(["a"], ["a"], options.bleu_tokenizer)
+    _refuse_unknown_metric(args, scores)
     for name in args.report_to:
         if name not in get_available_reporting_integrations():
             raise ValueError(f"report_to {name!r} must be installed, but its package is missing.")
@@ -505,6 +511,20 @@ def check_arguments(options: FineTuneArguments, args: Seq2SeqTrainingArguments):
         raise ValueError(
             f"output_dir must be empty, or resume_from_checkpoint be {LAST_CHECKPOINT!r} or one "
             f"of its checkpoints, got {args.output_dir!r}."
+        )
+
+
+def _refuse_unknown_metric(args: Seq2SeqTrainingArguments, scores: dict[str, Any]):
+    """Refuse a metric that no evaluation has: the library would fail after the first evaluation."""
+    metrics = ["loss"]
+    if args.predict_with_generate:
+        metrics += [name for name, score in scores.items() if not isinstance(score, str)]
+    name = args.metric_for_best_model
+    if name is not None and name.removeprefix("eval_") not in metrics:
+        is_score = name.removeprefix("eval_") in scores
+        raise ValueError(
+            f"metric_for_best_model must be one of {', '.join(metrics)}, got {name!r}."
+            + (" Scores of translations need --predict_with_generate." if is_score else "")
         )
 
 
@@ -530,10 +550,16 @@ def run(argv: list[str]):
         argv = ["--run", *argv]
     if is_launched_on_cpu():
         parser.set_defaults(use_cpu=True)
-    options, args = parser.parse_args_into_dataclasses(argv)
-    if args.process_index > 0:
-        logging.getLogger("vanilla_transformer").setLevel(logging.WARNING)
-    scores = fine_tune(options, args)
+    try:
+        options, args = parser.parse_args_into_dataclasses(argv)
+        if args.process_index > 0:
+            logging.getLogger("vanilla_transformer").setLevel(logging.WARNING)
+        scores = fine_tune(options, args)
+    except ImportError as error:
+        # some values of the library's settings need other packages, such as --optim adamw_8bit
+        if sentence_of(error) is not None:
+            raise
+        raise ValueError(f"a setting needs a package that is not installed: {error}") from error
     leave_process_group()
     if args.process_index == 0:
         sys.stdout.write("".join(f"{name} = {value}\n" for name, value in scores.items()))

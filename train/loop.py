@@ -465,6 +465,8 @@ def evaluate_step(run: Run, step: int):
     validation = run.data.validation
     if validation is None:
         return
+    # the model that is evaluated must be the one that is saved
+    distribution.broadcast_buffers(run.model)
     loss = validation_loss(
         run.accelerator,
         run.model,

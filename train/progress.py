@@ -1,11 +1,12 @@
 """Progress of a run: progress bar, `metrics.jsonl` and trackers."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from accelerate.utils import LoggerType
 from torch import Tensor
 from tqdm import tqdm
 
-from ..atomic_files import to_disk, write_atomically
+from ..atomic_files import is_disk_full, to_disk, write_atomically
 from ..configuration_vanilla_transformer import closest_name
 from ..records import NUMBER
 from .config import LOSS, TrainConfig
 from .data.batches import IGNORED
-from .run_folder.files import METRICS_FILE, read_metrics
+from .run_folder.files import METRICS_FILE, TRACKERS_FOLDER, read_metrics
 from .run_folder.run_state import NON_PADDING_TOKENS, POSITIONS
 from .step import StepResult
 
@@ -29,7 +30,6 @@ BAR_FORMAT = "|{bar}| {n_fmt}/{total_fmt} {remaining} left{desc}"
 # with `max_minutes` the number of steps is estimated from the speed
 ESTIMATING_BAR_FORMAT = BAR_FORMAT.replace("/", "/~")
 SECONDS_BETWEEN_LINES = 30
-TRACKERS_FOLDER = "trackers"
 TRACKERS = tuple(logger_type.value for logger_type in LoggerType if logger_type != LoggerType.ALL)
 
 
@@ -60,6 +60,9 @@ def open_trackers(accelerator: Accelerator, config: TrainConfig, steps_done: int
         config: Settings of the run.
         steps_done: Number of steps done before; metrics of later steps are removed from trackers
             that support it.
+
+    Raises:
+        ValueError: If a tracker does not start; names the trackers.
     """
     if not config.report_to:
         return
@@ -74,7 +77,24 @@ def open_trackers(accelerator: Accelerator, config: TrainConfig, steps_done: int
     options = {"tensorboard": {"purge_step": steps_done + 1}, "wandb": {"dir": str(folder)}}
     if accelerator.is_main_process:
         folder.mkdir(exist_ok=True)
-    accelerator.init_trackers("vanilla_transformer", settings, options)
+    with _naming_trackers(accelerator):
+        accelerator.init_trackers("vanilla_transformer", settings, options)
+
+
+@contextlib.contextmanager
+def _naming_trackers(accelerator: Accelerator) -> Iterator[None]:
+    """Name the trackers in their own errors, such as a missing key or an unreachable server."""
+    try:
+        yield
+    # each tracker has errors of its own
+    except Exception as error:
+        if is_disk_full(error):
+            raise
+        names = ", ".join(tracker.value for tracker in accelerator.log_with)
+        raise ValueError(
+            f"report_to must name trackers that work, or be none, got {names}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 class Progress:
@@ -186,6 +206,9 @@ class Progress:
         Args:
             facts: Entries of the line; null replaces a number that is not finite, or too large
                 to be read again.
+
+        Raises:
+            ValueError: If a tracker fails; names the trackers.
         """
         if not self.accelerator.is_main_process:
             return
@@ -196,7 +219,8 @@ class Progress:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(facts, allow_nan=False) + "\n")
         numbers = {name: fact for name, fact in facts.items() if fact is not None}
-        self.accelerator.log(numbers, step=numbers.pop("step"))
+        with _naming_trackers(self.accelerator):
+            self.accelerator.log(numbers, step=numbers.pop("step"))
 
     def to_disk(self):
         """Force all lines to disk, so that after a power loss no checkpoint lacks its metrics."""

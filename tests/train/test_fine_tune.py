@@ -573,6 +573,44 @@ def test_lora_without_peft_says_how_to_install_it(base, corpus, tmp_path, capsys
     assert "pip install peft" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"metric_for_best_model": "bleu"}, "got 'bleu'. Scores of translations need --predict"),
+        (
+            {"metric_for_best_model": "chrff", "predict_with_generate": True},
+            "one of loss, sentences, bleu, chrf, exact_match, empty, got 'chrff'.",
+        ),
+        (
+            {"use_liger_kernel": True},
+            "error: a setting needs a package that is not installed: You have set `use_liger",
+        ),
+    ],
+)
+def test_a_setting_that_the_library_cannot_use_is_named(
+    base, corpus, tmp_path, capsys, settings, message
+):
+    assert main(flags(base, corpus, tmp_path / "run", max_steps=1, **settings)) == 1
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_checkpoint_of_adapters_resumes_only_with_their_rank(base, corpus, tmp_path, capsys):
+    settings = {"max_steps": 1, "save_steps": 1}
+    folder = tmp_path / "run"
+    assert main(flags(base, corpus, folder, lora_rank=2, **settings)) == 0
+    resumed = flags(
+        base,
+        corpus,
+        folder,
+        lora_rank=4,
+        resume_from_checkpoint="last",
+        **settings | {"max_steps": 2},
+    )
+    assert main(resumed) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: resume_from_checkpoint must be a checkpoint of the same model ")
+
+
 def test_a_tracker_that_is_not_installed_is_named(base, corpus, tmp_path, capsys):
     assert main(flags(base, corpus, tmp_path / "run", max_steps=1, report_to="wandb")) == 1
     assert (

@@ -13,6 +13,7 @@ import pytest
 import torch
 import train_toys
 import transformers
+from accelerate import Accelerator
 from huggingface_hub.dataclasses import strict
 from transformers import AutoModelForSeq2SeqLM
 
@@ -26,8 +27,10 @@ from vanilla_transformer.cli import main
 from vanilla_transformer.loading import load_run
 from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.data.batches import Collator, evaluation_batches
+from vanilla_transformer.train.data.prepare import load_texts, prepare_data
 from vanilla_transformer.train.dry_run import describe
-from vanilla_transformer.train.evaluate import evaluate
+from vanilla_transformer.train.evaluate import evaluate, validation_loss
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.model_class import (
     make_config,
@@ -284,6 +287,27 @@ def test_two_processes_train_it_as_one_does(settings, tmp_path):
     one, two = (train_toys.weights(tmp_path / name) for name in "02")
     for name in [name for name in one if not name.endswith("calls")]:
         torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
+
+
+def test_two_processes_evaluate_the_buffers_that_are_saved(settings, tmp_path):
+    settings = settings(tmp_path / "run", max_steps=2, num_averaged_checkpoints=1, ema_decay=None)
+    recipe = train_toys.write_recipe(tmp_path / "run.yaml", settings)
+    source = Path(settings["model_class"].rpartition(":")[0])
+    # the processes have different sources, and so different means
+    counting = source.read_text().replace(
+        "self.calls += 1", "self.calls += x.detach().mean().exp() * 9"
+    )
+    (tmp_path / "gated_mean.py").write_text(counting, encoding="utf-8")
+    model_class = f"{tmp_path}/gated_mean.py:Gated"
+    train_toys.run_command(recipe, "--model_class", model_class, processes=2)
+    (line,) = [line for line in read_metrics(tmp_path / "run") if "validation_loss" in line]
+    model, tokenizer = load_run(tmp_path / "run", trust_remote_code=True)
+    config = TrainConfig(**settings)
+    validation = prepare_data(config, load_texts(config), tokenizer).validation
+    collator = Collator(tokenizer.pad_token_id, tokenizer.bos_token_id, len(tokenizer))
+    batches = evaluation_batches(validation, collator, 80, 1, 0)
+    loss = validation_loss(Accelerator(cpu=True), model, batches)
+    assert loss == pytest.approx(line["validation_loss"], rel=1e-6)
 
 
 @pytest.fixture

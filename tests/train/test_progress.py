@@ -13,6 +13,7 @@ import time
 import pytest
 import train_toys
 from accelerate import Accelerator
+from accelerate.tracking import TensorBoardTracker
 from accelerate.utils import LoggerType
 from tqdm import tqdm
 
@@ -172,6 +173,28 @@ def test_a_tracker_is_refused_by_name(corpus, tmp_path, monkeypatch, capsys):
         assert line.startswith("error: ")
         assert line.endswith(expected)
     assert not (tmp_path / "run").exists()
+
+
+class UsageError(Exception):
+    """Error of a tracker, which is no built-in error."""
+
+
+@pytest.mark.parametrize("call", ["start", "log"])
+def test_an_error_of_a_tracker_names_the_tracker(corpus, tmp_path, monkeypatch, capsys, call):
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml", train_toys.toy_settings(corpus, tmp_path / "run", max_steps=4)
+    )
+
+    def fail(*_, **__):
+        raise UsageError("No API key configured.")
+
+    monkeypatch.setattr(TensorBoardTracker, call, fail)
+    assert main([str(recipe), "--report_to", "tensorboard"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: report_to must name trackers that work, or be none, got tensorboard: UsageError: "
+        "No API key configured."
+    )
+    assert main([str(recipe), "--resume"]) == 0
 
 
 def test_none_means_no_tracker(corpus, tmp_path):

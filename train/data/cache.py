@@ -6,7 +6,7 @@ from pathlib import Path
 
 import datasets
 
-from ...atomic_files import make_folder, to_disk, unfinished_path
+from ...atomic_files import NOT_ALLOWED, make_folder, to_disk, unfinished_path
 
 
 def ensure_cached_file(name: str, code_files: Sequence[str], write: Callable[[Path], None]) -> Path:
@@ -24,14 +24,29 @@ def ensure_cached_file(name: str, code_files: Sequence[str], write: Callable[[Pa
 
     Returns:
         Path of the file.
+
+    Raises:
+        OSError: If the cache cannot be written; names it.
     """
     code_version = hashlib.sha256(
         b"".join(Path(file).read_bytes() for file in code_files)
     ).hexdigest()[:16]
-    path = Path(datasets.config.HF_DATASETS_CACHE, "vanilla_transformer", code_version, name)
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    path = cache / "vanilla_transformer" / code_version / name
     if not path.is_file():
-        make_folder(path.parent)
         unfinished_file = unfinished_path(path)
+        # tried before `write`, which may fail because it cannot read the text
+        try:
+            make_folder(path.parent)
+            unfinished_file.touch()
+            unfinished_file.unlink()
+        except OSError as error:
+            if error.errno not in NOT_ALLOWED:
+                raise
+            raise OSError(
+                f"the cache of datasets must be a folder that can be written, got {cache}: set the "
+                f"environment variable HF_HOME to another folder ({error.strerror})."
+            ) from error
         try:
             write(unfinished_file)
             if unfinished_file.is_file():

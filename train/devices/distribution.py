@@ -471,6 +471,20 @@ def gather_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     return gather_tensors(tensors)
 
 
+def broadcast_buffers(model: PreTrainedModel):
+    """Copy the buffers of the main process to the others. All processes must call this.
+
+    A step changes buffers such as the statistics of `BatchNorm` in each process with its batches,
+    and a checkpoint contains those of the main process.
+
+    Args:
+        model: Model, not wrapped.
+    """
+    if PartialState().num_processes > 1:
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer, src=0)
+
+
 def gather_optimizer_state(
     accelerator: Accelerator, model: PreTrainedModel, optimizer: Optimizer
 ) -> dict[str, Any]:

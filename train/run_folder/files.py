@@ -101,7 +101,7 @@ MODEL_FILES = (
     "pictures/loss.png",
     "pictures/attention.png",
 )
-# names of all files and folders that commands write to a run folder
+# names of the files and folders that commands write to a run folder, without those of trackers
 WRITTEN_NAMES = (
     *(name for name in MODEL_FILES if "/" not in name),
     RECIPE_FILE,
@@ -110,8 +110,8 @@ WRITTEN_NAMES = (
     "checkpoints",
     "tokenizer",
     "pictures",
-    "trackers",
 )
+TRACKERS_FOLDER = "trackers"
 
 
 def refuse_other_files(folder: Path, rule: str, names: Iterable[str] = MODEL_FILES) -> None:
@@ -143,6 +143,9 @@ def lock_run_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     """
     with locked_folder(folder, seconds) as is_locked:
         refuse_links(folder, WRITTEN_NAMES)
+        # in its own folder a tracker makes links, such as latest-run of wandb
+        paths = (folder / TRACKERS_FOLDER, *(folder / TRACKERS_FOLDER).glob("*"))
+        refuse_links(folder, [str(path.relative_to(folder)) for path in paths], is_recursive=False)
         if is_locked:
             # remove the temporary files of killed commands. The lock makes this safe: no other
             # command is writing

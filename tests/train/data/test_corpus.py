@@ -40,6 +40,20 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert len(load_translations(str(tmp_path), None, "en", "de")["train"]) == 6
 
 
+@pytest.mark.parametrize("call", ["mkdir", "touch"])
+def test_a_cache_that_cannot_be_written_is_named_with_its_setting(tmp_path, monkeypatch, call):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("en\tde\na cat\teine Katze\n", encoding="utf-8")
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(Path, call, refuse)
+    with pytest.raises(OSError, match=r"cache of datasets must be .*/cache: set .* HF_HOME"):
+        load_translations(str(path), None, "en", "de")
+
+
 def test_reading_a_file_does_not_invalidate_its_cache(tmp_path):
     train_toys.write_corpus(tmp_path, pairs=5)
     before = load_translations(str(tmp_path), None, "en", "de")["train"]
