@@ -34,6 +34,7 @@ from transformers import (
 )
 from transformers.generation import GenerationMode, LogitsProcessorList
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import ModelOutput
 
 from .checks_vanilla_transformer import (
     check_inputs,
@@ -192,9 +193,18 @@ class SearchMixin(_Base):
             if kwargs.get("input_ids") is not None:
                 raise ValueError("inputs and input_ids are two names of one argument: give one.")
             kwargs["input_ids"] = inputs
-        if isinstance(kwargs.get("encoder_outputs"), tuple):
+        encoder_outputs = kwargs.get("encoder_outputs")
+        if isinstance(encoder_outputs, tuple | list):
             # the library's beam search needs the names
-            kwargs["encoder_outputs"] = BaseModelOutput(*kwargs["encoder_outputs"])
+            kwargs["encoder_outputs"] = BaseModelOutput(*encoder_outputs)
+        elif isinstance(encoder_outputs, ModelOutput):
+            # a copy, because the library's beam search repeats the rows in place
+            kwargs["encoder_outputs"] = copy.copy(encoder_outputs)
+        elif encoder_outputs is not None:
+            raise ValueError(
+                "encoder_outputs must be the output of the encoder or a tuple, got "
+                f"{type(encoder_outputs).__name__}."
+            )
         self._name_cache(kwargs)
         # Seq2SeqTrainer passes labels, which no search reads
         kwargs.pop("labels", None)
@@ -228,6 +238,9 @@ class SearchMixin(_Base):
             raise ValueError(
                 f"assisted decoding takes one sentence at a time, got a batch of {num_sentences}."
             )
+        if streamer is not None and (config.num_beams or 1) > 1:
+            # the library refuses this only without sampling
+            raise ValueError(f"num_beams must be 1 with a streamer, got {config.num_beams}.")
         all_criteria = StoppingCriteriaList(stopping_criteria or ())
         if source_length:
             prompt_length = self._count_prompt_tokens(config, model_inputs)
