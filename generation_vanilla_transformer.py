@@ -217,11 +217,11 @@ class SearchMixin(_Base):
         check_length(self.config, source_shape(model_inputs)[0], "source")
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
-        cache_reason = reason_against_cache(getattr(self.get_decoder(), "layers", ()))
+        cache_reason = reason_against_cache(self.get_decoder())
         if config.use_cache is not False and cache_reason is not None:
             warn_once(
-                "%s.generate uses no cache, because %s. Set `layer_idx` of the layers to 0, 1, ... "
-                "to use the cache.",
+                "%s.generate uses no cache, because %s. To use the cache, set `layer_idx` of the "
+                "layers to 0, 1, ..., and `decoder_layers` of the configuration to their number.",
                 type(self).__name__,
                 cache_reason,
             )
@@ -494,7 +494,8 @@ def decoder_cache(
         use_cache: Whether to create a cache if none is given and each layer has its own index.
 
     Raises:
-        ValueError: If a cache is given under both names, or two layers use the same cache index.
+        ValueError: If a cache is given under both names, two layers use the same cache index, or
+            there are more layers than in the configuration.
     """
     cache = one_cache(cache, past_key_values)
     is_deprecated = past_key_values is not None and CACHE_NAME == "cache"
@@ -503,12 +504,13 @@ def decoder_cache(
         warnings.warn(message, FutureWarning, stacklevel=3)
     if cache is None and not use_cache:
         return None
-    if (reason := reason_against_cache(decoder.layers)) is not None:
+    if (reason := reason_against_cache(decoder)) is not None:
         if cache is None:
             return None
         raise ValueError(
             f"each layer of the decoder must have its own cache index, but {reason}: set "
-            "`layer_idx` of the layers to 0, 1, ..., or set use_cache=False."
+            "`layer_idx` of the layers to 0, 1, ..., and `decoder_layers` of the configuration to "
+            "their number, or set use_cache=False."
         )
     if isinstance(cache, EncoderDecoderCache):
         return cache
