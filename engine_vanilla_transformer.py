@@ -17,7 +17,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -697,7 +697,7 @@ def _reason_against_engine(
         attentions = [layer.self_attention for layer in layers]
         if stack == "decoder":
             attentions += [layer.cross_attention for layer in layers]
-            if (reason := reason_against_cache(layers)) is not None:
+            if (reason := reason_against_cache(model.model.decoder)) is not None:
                 return reason
         head_counts = {attention.q_proj.out_features // attention.d_k for attention in attentions}
         if len(head_counts) > 1:
@@ -772,21 +772,30 @@ def settings_that_need_engine(
     }
 
 
-def reason_against_cache(layers: Iterable[nn.Module]) -> str | None:
-    """Return the reason why a KV cache would mix up the layers of a decoder, or None.
+def reason_against_cache(decoder: Any) -> str | None:
+    """Return the reason why a KV cache does not fit the layers of a decoder, or None.
 
     Args:
-        layers: Layers of the decoder in order; attentions without a `layer_idx` are not checked.
+        decoder: Decoder with a configuration; attentions without a `layer_idx` are not checked.
 
     Returns:
-        A clause that names the cache indices, or None if each layer has its own index.
+        A clause that names the cache indices or the number of layers, or None if each layer has its
+        own index, and the cache that the library creates has as many layers.
     """
+    layers = getattr(decoder, "layers", ())
     for attention_name in ("self_attention", "cross_attention"):
         indices = [
             getattr(getattr(layer, attention_name, None), "layer_idx", None) for layer in layers
         ]
-        if None not in indices and indices != list(range(len(indices))):
+        if None in indices:
+            continue
+        if indices != list(range(len(indices))):
             return f"the layers of the decoder have the cache indices {indices} in {attention_name}"
+        if len(indices) > decoder.config.decoder_layers:
+            return (
+                f"the decoder has {len(indices)} layers, and decoder_layers of its configuration "
+                f"is {decoder.config.decoder_layers}"
+            )
     return None
 
 

@@ -34,6 +34,7 @@ from transformers import (
 )
 from transformers.generation import GenerationMode, LogitsProcessorList
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import ModelOutput
 
 from .checks_vanilla_transformer import (
     check_inputs,
@@ -192,9 +193,18 @@ class SearchMixin(_Base):
             if kwargs.get("input_ids") is not None:
                 raise ValueError("inputs and input_ids are two names of one argument: give one.")
             kwargs["input_ids"] = inputs
-        if isinstance(kwargs.get("encoder_outputs"), tuple):
+        encoder_outputs = kwargs.get("encoder_outputs")
+        if isinstance(encoder_outputs, tuple | list):
             # the library's beam search needs the names
-            kwargs["encoder_outputs"] = BaseModelOutput(*kwargs["encoder_outputs"])
+            kwargs["encoder_outputs"] = BaseModelOutput(*encoder_outputs)
+        elif isinstance(encoder_outputs, ModelOutput):
+            # a copy, because the library's beam search repeats the rows in place
+            kwargs["encoder_outputs"] = copy.copy(encoder_outputs)
+        elif encoder_outputs is not None:
+            raise ValueError(
+                "encoder_outputs must be the output of the encoder or a tuple, got "
+                f"{type(encoder_outputs).__name__}."
+            )
         self._name_cache(kwargs)
         # Seq2SeqTrainer passes labels, which no search reads
         kwargs.pop("labels", None)
@@ -207,11 +217,11 @@ class SearchMixin(_Base):
         check_length(self.config, source_shape(model_inputs)[0], "source")
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
-        cache_reason = reason_against_cache(getattr(self.get_decoder(), "layers", ()))
+        cache_reason = reason_against_cache(self.get_decoder())
         if config.use_cache is not False and cache_reason is not None:
             warn_once(
-                "%s.generate uses no cache, because %s. Set `layer_idx` of the layers to 0, 1, ... "
-                "to use the cache.",
+                "%s.generate uses no cache, because %s. To use the cache, set `layer_idx` of the "
+                "layers to 0, 1, ..., and `decoder_layers` of the configuration to their number.",
                 type(self).__name__,
                 cache_reason,
             )
@@ -228,6 +238,9 @@ class SearchMixin(_Base):
             raise ValueError(
                 f"assisted decoding takes one sentence at a time, got a batch of {num_sentences}."
             )
+        if streamer is not None and (config.num_beams or 1) > 1:
+            # the library refuses this only without sampling
+            raise ValueError(f"num_beams must be 1 with a streamer, got {config.num_beams}.")
         all_criteria = StoppingCriteriaList(stopping_criteria or ())
         if source_length:
             prompt_length = self._count_prompt_tokens(config, model_inputs)
@@ -481,7 +494,8 @@ def decoder_cache(
         use_cache: Whether to create a cache if none is given and each layer has its own index.
 
     Raises:
-        ValueError: If a cache is given under both names, or two layers use the same cache index.
+        ValueError: If a cache is given under both names, two layers use the same cache index, or
+            there are more layers than in the configuration.
     """
     cache = one_cache(cache, past_key_values)
     is_deprecated = past_key_values is not None and CACHE_NAME == "cache"
@@ -490,12 +504,13 @@ def decoder_cache(
         warnings.warn(message, FutureWarning, stacklevel=3)
     if cache is None and not use_cache:
         return None
-    if (reason := reason_against_cache(decoder.layers)) is not None:
+    if (reason := reason_against_cache(decoder)) is not None:
         if cache is None:
             return None
         raise ValueError(
             f"each layer of the decoder must have its own cache index, but {reason}: set "
-            "`layer_idx` of the layers to 0, 1, ..., or set use_cache=False."
+            "`layer_idx` of the layers to 0, 1, ..., and `decoder_layers` of the configuration to "
+            "their number, or set use_cache=False."
         )
     if isinstance(cache, EncoderDecoderCache):
         return cache

@@ -49,6 +49,8 @@ from .released_code_vanilla_transformer import (
 HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
 # fields of a configuration that the library's masks and caches read
 MASKING_FIELDS = ("attention_chunk_size", "kv_sharing_modes", "layer_types", "sliding_window")
+# methods that a search calls if the model has them; the released class does not
+OPTIONAL_METHODS = ("_reorder_cache",)
 # methods that tools replace to print a tensor in another way
 DESCRIBING_METHODS = ("__dir__", "__format__", "__repr__", "__str__")
 # elementwise activations of torch
@@ -221,7 +223,8 @@ def _replaced_method(model: nn.Module) -> str | None:
     replaced_names = [
         name
         for name, value in vars(model).items()
-        if callable(value) and callable(getattr(type(model), name, None))
+        if callable(value)
+        and (callable(getattr(type(model), name, None)) or name in OPTIONAL_METHODS)
     ]
     return f"{type(model).__name__} has its own {replaced_names[0]}" if replaced_names else None
 

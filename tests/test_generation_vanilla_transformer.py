@@ -20,6 +20,7 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
+    TextStreamer,
 )
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -262,6 +263,14 @@ def test_a_streamer_receives_each_token(model, source):
     assert streamer.is_ended
     assert streamer.tokens == out[0].tolist()
     assert len(streamer.tokens) > 2
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("engine", ["auto", "off"])
+def test_a_streamer_of_several_beams_is_refused(model, source, do_sample, engine):
+    settings = {"num_beams": 3, "do_sample": do_sample, "engine": engine}
+    with pytest.raises(ValueError, match="num_beams must be 1 with a streamer, got 3"):
+        model.generate(**source, **settings, streamer=TextStreamer(None))
 
 
 def test_greedy_search_needs_no_end_or_padding_token(model, source):
@@ -816,11 +825,33 @@ def test_inputs_of_different_sizes_are_refused(model, source, name, change, mess
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_encoder_outputs_may_be_a_tuple(model, source, search):
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_encoder_outputs_may_be_a_tuple_or_a_list(model, source, search, kind):
     memory = model.get_encoder()(**source).last_hidden_state
     mask = source["attention_mask"]
-    found = model.generate(encoder_outputs=(memory,), attention_mask=mask, **search)
+    found = model.generate(encoder_outputs=kind([memory]), attention_mask=mask, **search)
     assert found.tolist() == model.generate(**source, **search).tolist()
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("engine", ["auto", "off"])
+def test_encoder_outputs_serve_many_searches(model, source, search, engine):
+    encoded = model.get_encoder()(**source)
+    given = {"encoder_outputs": encoded, "attention_mask": source["attention_mask"]}
+    before = encoded.last_hidden_state.clone()
+    expected = model.generate(**source, **search).tolist()
+    for _ in range(2):
+        assert model.generate(**given, **search, engine=engine).tolist() == expected
+    torch.testing.assert_close(encoded.last_hidden_state, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("engine", ["auto", "off"])
+def test_encoder_outputs_of_another_type_are_refused(model, source, engine):
+    memory = model.get_encoder()(**source).last_hidden_state
+    for given in (memory, {"last_hidden_state": memory}):
+        message = f"output of the encoder or a tuple, got {type(given).__name__}"
+        with pytest.raises(ValueError, match=message):
+            model.generate(encoder_outputs=given, **PAPER, engine=engine)
 
 
 class WithState(VanillaTransformerForConditionalGeneration):
@@ -840,6 +871,21 @@ def test_a_class_reorders_its_own_state(model, source):
     assert model.generate(**source, **PAPER).tolist() == expected.tolist()
     # all rows stay
     assert set(model.calls) == {4 * len(source["input_ids"])}
+
+
+def test_a_model_with_its_own_way_to_reorder_is_searched_with_it(model, source):
+    before = model.generate(**source, **PAPER, engine="required")
+
+    def reorder_wrongly(cache, rows):
+        cache.self_attention_cache.reorder_cache(rows.flip(0))
+        return cache
+
+    model._reorder_cache = reorder_wrongly
+    expected = model.generate(**source, **PAPER, engine="off").tolist()
+    assert expected != before.tolist()
+    assert model.generate(**source, **PAPER).tolist() == expected
+    with pytest.raises(ValueError, match="has its own _reorder_cache"):
+        model.generate(**source, **PAPER, engine="required")
 
 
 @pytest.mark.parametrize("patched", [EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList])

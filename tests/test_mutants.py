@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    DynamicCache,
     GenerationMixin,
     masking_utils,
 )
@@ -432,6 +433,37 @@ def test_layers_that_would_share_a_cache_are_searched_without_one(change, tokeni
     assert alone[0].tolist()[: len(ids)] == ids
     assert len(told) == 1
     assert "generate uses no cache" in told[0]
+
+
+def test_a_layer_that_the_configuration_does_not_count_is_searched_without_a_cache(
+    tokenizer, monkeypatch
+):
+    model = make_model(tokenizer, decoder_layers=2)
+    layer = copy.deepcopy(model.model.decoder.layers[1])
+    for attention in (layer.self_attention, layer.cross_attention):
+        attention.layer_idx, attention.config = 2, model.config
+    model.model.decoder.layers.append(layer)
+    generation.warn_once.cache_clear()
+    told = []
+    monkeypatch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    found = {}
+    for engine in ("auto", "off"):
+        for number, search in enumerate(SEARCHES):
+            found[engine, number] = model.generate(**inputs, **search, engine=engine).tolist()
+            expected = model.generate(**inputs, **search, use_cache=False).tolist()
+            assert found[engine, number] == expected
+    reason = "the decoder has 3 layers, and decoder_layers of its configuration is 2"
+    assert len(told) == 1
+    assert reason in told[0]
+    with pytest.raises(ValueError, match=f"its own cache index, but {reason}"):
+        model(**inputs, decoder_input_ids=inputs["input_ids"], cache=DynamicCache())
+    # what the warning advises
+    model.config.decoder_layers = 3
+    for number, search in enumerate(SEARCHES):
+        with_cache = model.generate(**inputs, **search, engine="off").tolist()
+        assert with_cache == found["auto", number]
+        assert model.generate(**inputs, **search, engine="required").tolist() == with_cache
 
 
 def look_ahead(model):
