@@ -132,7 +132,7 @@ def _refuse_other_scores(
     """Refuse an export that gives random target tokens other log-probabilities than the model."""
     batch = batch_to_compare(model, num_positions)
     logits = batch.logits.clone()
-    if forbidden_ids := _forbidden_ids(model.generation_config):
+    if forbidden_ids := _forbidden_ids(model.generation_config, model.config.vocab_size):
         logits[:, :, forbidden_ids] += LOWEST_BIAS
     # the engine scores the tokens after the start token, and the end token after them
     end_ids = torch.full_like(batch.target[:, :1], _one_token_id(model.config, "eos_token_id"))
@@ -207,7 +207,7 @@ def _build_specification(
         _set_attention(layer_spec.attention, layer.cross_attention)
         _set_norm(layer_spec.attention.layer_norm, layer.cross_attention_norm)
     _set_linear(decoder_spec.projection, model.lm_head)
-    forbidden_ids = _forbidden_ids(model.generation_config)
+    forbidden_ids = _forbidden_ids(model.generation_config, model.config.vocab_size)
     if forbidden_ids:
         output_bias = decoder_spec.projection.bias
         if not isinstance(output_bias, np.ndarray):
@@ -237,9 +237,11 @@ def _one_token_id(config: VanillaTransformerConfig, name: str) -> int:
     return token_id
 
 
-def _forbidden_ids(search: GenerationConfig) -> list[int]:
+def _forbidden_ids(search: GenerationConfig, vocab_size: int) -> list[int]:
     single_ids = [ids[0] for ids in search.bad_words_ids or () if len(ids) == 1]
-    return [*(search.suppress_tokens or ()), *single_ids]
+    forbidden_ids = (*(search.suppress_tokens or ()), *single_ids)
+    # a search ignores other ids
+    return [token_id for token_id in forbidden_ids if 0 <= token_id < vocab_size]
 
 
 def _set_stack(

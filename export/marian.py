@@ -257,8 +257,8 @@ def _refuse_other_probabilities(
 def _replace_ids(value: Any, new_ids: Tensor) -> Any:
     """Replace the token ids in a setting: an id, a list, or the biases of token sequences."""
     if isinstance(value, int):
-        # a negative end token ends no sequence
-        return value if value < 0 else int(new_ids[value])
+        # a negative end token ends no sequence, and ids beyond the vocabulary suppress nothing
+        return int(new_ids[value]) if 0 <= value < len(new_ids) else value
     if isinstance(value, dict):
         return {_replace_ids(ids, new_ids): bias for ids, bias in value.items()}
     if isinstance(value, list | tuple):

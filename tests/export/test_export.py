@@ -34,7 +34,7 @@ from ctranslate2.converters import TransformersConverter  # noqa: E402
 from ctranslate2_search import InCTranslate2, gnmt_score  # noqa: E402
 
 from vanilla_transformer.export import transformersjs  # noqa: E402
-from vanilla_transformer.export.ctranslate2 import to_ctranslate2  # noqa: E402
+from vanilla_transformer.export.ctranslate2 import LOWEST_BIAS, to_ctranslate2  # noqa: E402
 from vanilla_transformer.export.marian import to_marian  # noqa: E402
 from vanilla_transformer.export.onnx import (  # noqa: E402
     DECODER_FILE,
@@ -194,6 +194,24 @@ def test_ctranslate2_never_generates_forbidden_tokens(tokenizer, source, tmp_pat
         engine = InCTranslate2(tmp_path / str(bias), tokenizer)
         found = [engine.ids(one.hypotheses[0]) for one in engine.translate(TEXTS, beam_size=1)]
         assert found == reference(model, source, num_beams=1) != free
+
+
+def test_suppressed_ids_outside_of_the_vocabulary_are_ignored(tokenizer, source, tmp_path):
+    model = model_of(tokenizer)
+    last = len(tokenizer) - 1
+    model.generation_config.suppress_tokens = [-1, last + 1, last + 20]
+    expected = reference(model, source, num_beams=1)
+    to_ctranslate2(model, tokenizer, tmp_path / "ct2")
+    engine = InCTranslate2(tmp_path / "ct2", tokenizer)
+    found = [engine.ids(one.hypotheses[0]) for one in engine.translate(TEXTS, beam_size=1)]
+    assert found == expected
+    # -1 is not the last token
+    sources = [engine.tokens(tokenizer(TEXTS[0])["input_ids"])]
+    (score,) = engine.translator.score_batch(sources, [engine.tokens([last])])
+    assert score.log_probs[0] > LOWEST_BIAS / 2
+    to_marian(model, tokenizer, tmp_path / "marian")
+    search = GenerationConfig.from_pretrained(tmp_path / "marian")
+    assert {-1, last + 1, last + 20} <= {*search.suppress_tokens}
 
 
 @pytest.mark.parametrize("quantization", ["float32", "int8"])
