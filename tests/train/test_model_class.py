@@ -30,7 +30,7 @@ from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.data.batches import Collator, evaluation_batches
 from vanilla_transformer.train.data.prepare import load_texts, prepare_data
 from vanilla_transformer.train.dry_run import describe
-from vanilla_transformer.train.evaluate import evaluate, validation_loss
+from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.model_class import (
     make_config,
@@ -41,6 +41,7 @@ from vanilla_transformer.train.model_class import (
 )
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints, read_weights
 from vanilla_transformer.train.run_folder.files import read_metrics
+from vanilla_transformer.train.validation import validation_loss
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
