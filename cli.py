@@ -1,4 +1,4 @@
-"""The command `vanilla-transformer COMMAND`: each verb imports one module and calls it."""
+"""The command `vanilla-transformer COMMAND`: each command imports one module and calls it."""
 
 import argparse
 import io

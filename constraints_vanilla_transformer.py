@@ -1,4 +1,4 @@
-"""What a caller requires of single translations: their beginning, and terms.
+"""Constraints on single translations: their beginning, and terms.
 
 This file turns the settings `target_prefix`, `required_terms` and `forbidden_terms` of the pipeline
 into settings of `generate`.

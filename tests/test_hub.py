@@ -331,6 +331,7 @@ def test_code_from_the_hub_saves_the_tokens_that_every_text_gets(run_folder, hub
     export_for_hub(run_folder, published)
     code = f"""
 {WITHOUT_THE_PACKAGE}
+from tokenizers import processors
 from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained({str(published)!r}, trust_remote_code=True)
 plain = tokenizer("dogs")["input_ids"]
@@ -339,6 +340,15 @@ tokenizer.save_pretrained({str(saved)!r})
 loaded = AutoTokenizer.from_pretrained({str(saved)!r}, trust_remote_code=True)
 assert type(loaded).__module__.startswith("transformers_modules."), type(loaded)
 assert loaded("dogs")["input_ids"] == [loaded.bos_token_id, *plain]
+# a changed post-processor is saved too
+unknown = tokenizer.unk_token, tokenizer.unk_token_id
+tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+    single="<unk> $A <unk>", special_tokens=[unknown]
+)
+tokenizer.save_pretrained({str(saved)!r})
+loaded = AutoTokenizer.from_pretrained({str(saved)!r}, trust_remote_code=True)
+assert loaded("dogs")["input_ids"] == tokenizer("dogs")["input_ids"]
+assert loaded("dogs")["input_ids"] == [unknown[1], *plain[:-1], unknown[1]]
 """
     run_python(code, hub, tmp_path / "home", token=None)
 

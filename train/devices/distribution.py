@@ -464,24 +464,27 @@ def gather_weights(model: PreTrainedModel) -> dict[str, Tensor]:
         if isinstance(module, FSDPModule):
             module.reshard()
     tensors = {name: weight.detach() for name, weight in model.named_parameters()}
+    return gather_tensors(tensors | dict(_persistent_buffers(model)))
+
+
+def _persistent_buffers(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
-                tensors[f"{prefix}.{name}".lstrip(".")] = buffer
-    return gather_tensors(tensors)
+                yield f"{prefix}.{name}".lstrip("."), buffer
 
 
 def broadcast_buffers(model: PreTrainedModel):
-    """Copy the buffers of the main process to the others. All processes must call this.
+    """Copy the persistent buffers of the main process to the others. All processes must call this.
 
-    A step changes buffers such as the statistics of `BatchNorm` in each process with its batches,
-    and a checkpoint contains those of the main process.
+    Each process changes buffers, such as the statistics of `BatchNorm`, with its own batches. A
+    checkpoint contains the persistent buffers of the main process.
 
     Args:
         model: Model, not wrapped.
     """
     if PartialState().num_processes > 1:
-        for buffer in model.buffers():
+        for _, buffer in _persistent_buffers(model):
             torch.distributed.broadcast(buffer, src=0)
 
 

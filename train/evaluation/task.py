@@ -1,4 +1,4 @@
-"""What `evaluate` translates: its arguments, the defaults from a run, and the sentences."""
+"""Data of an evaluation: arguments, defaults from the recipe of a run, and sentences."""
 
 import contextlib
 from dataclasses import dataclass
