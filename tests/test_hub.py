@@ -331,7 +331,7 @@ def test_code_from_the_hub_saves_the_tokens_that_every_text_gets(run_folder, hub
     export_for_hub(run_folder, published)
     code = f"""
 {WITHOUT_THE_PACKAGE}
-from tokenizers import processors
+from tokenizers import normalizers, processors
 from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained({str(published)!r}, trust_remote_code=True)
 plain = tokenizer("dogs")["input_ids"]
@@ -349,6 +349,16 @@ tokenizer.save_pretrained({str(saved)!r})
 loaded = AutoTokenizer.from_pretrained({str(saved)!r}, trust_remote_code=True)
 assert loaded("dogs")["input_ids"] == tokenizer("dogs")["input_ids"]
 assert loaded("dogs")["input_ids"] == [unknown[1], *plain[:-1], unknown[1]]
+# and a changed normalizer, beside tokens that a user added
+tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+tokenizer.add_special_tokens({{"extra_special_tokens": ["<2de>"]}})
+tokenizer.add_tokens(["zürich"])
+tokenizer.save_pretrained({str(saved)!r})
+loaded = AutoTokenizer.from_pretrained({str(saved)!r}, trust_remote_code=True)
+text = "<2de> DOGS in Zürich"
+assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
+assert loaded.tokenize(text)[0] == "<2de>" and loaded.tokenize(text)[-1] == "zürich"
+assert loaded.decode(loaded(text)["input_ids"]) == "<2de> dogs in zürich</s>"
 """
     run_python(code, hub, tmp_path / "home", token=None)
 

@@ -27,6 +27,10 @@ BYTE_SYMBOLS = frozenset(pre_tokenizers.ByteLevel.alphabet())
 # the pattern by which ByteLevel splits a text
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
+LAST_DECODERS = (decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0))
+# parts of the backend that a user may change, besides the post-processor
+SAVED_COMPONENTS = ("normalizer", "pre_tokenizer", "decoder")
+
 
 class VanillaTransformerTokenizer(TokenizersBackend):
     """Tokenizer with one byte-level BPE vocabulary for both languages. Section 5.1.
@@ -34,8 +38,9 @@ class VanillaTransformerTokenizer(TokenizersBackend):
     Every text can be encoded. Decoding returns the text, normalized to Unicode's NFC, with every
     space, line break and control character. A word has the same tokens at the start of a text and
     after a space. The end token follows every text, unless `add_eos_token` or the post-processor
-    was changed; a saved tokenizer keeps the change. The name of a special token inside a text is
-    encoded like other text, unless `split_special_tokens` is off.
+    was changed. The name of a special token inside a text is encoded like other text, unless
+    `split_special_tokens` is off. A saved tokenizer keeps a changed normalizer, pre-tokenizer,
+    post-processor and decoder of its `backend_tokenizer`.
 
     Without arguments the vocabulary has only special tokens and single bytes;
     `train_new_from_iterator` learns a new vocabulary.
@@ -101,7 +106,10 @@ class VanillaTransformerTokenizer(TokenizersBackend):
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not symbols),
             ]
         )
-        self._set_decoder()
+        self._tokenizer.decoder = self._decoder_of_class()
+        for component in SAVED_COMPONENTS:
+            if component in kwargs:
+                setattr(self._tokenizer, component, kwargs.pop(component))
         post_processor = _given_post_processor(kwargs)
         added_settings: dict[str, bool] = {}
         if post_processor is None:
@@ -153,6 +161,21 @@ class VanillaTransformerTokenizer(TokenizersBackend):
                 f"the vocabulary must hold every symbol, got none of {', '.join(missing_symbols)}."
             )
 
+    @classmethod
+    def convert_to_native_format(cls, **kwargs) -> dict[str, Any]:
+        # without this argument, the library reads the tokens that a user has added from the
+        # settings, also for code from the Hub
+        kwargs.pop("trust_remote_code", None)
+        settings = super().convert_to_native_format(**kwargs)
+        file = kwargs.get("tokenizer_file")
+        if file is not None and Path(file).is_file():
+            definition = json.loads(Path(file).read_text(encoding="utf-8"))
+            definition["model"] |= {"vocab": {}, "merges": []}
+            backend = Tokenizer.from_str(json.dumps(definition | {"added_tokens": []}))
+            # the library returns only the vocabulary, the merges and the post-processor
+            settings |= {name: getattr(backend, name) for name in SAVED_COMPONENTS}
+        return settings
+
     def _read_added_tokens(self, settings: dict[str, bool]):
         """Read from the post-processor which tokens every text gets, then apply given settings."""
         added_tokens = self._tokenizer.encode("").tokens
@@ -194,7 +217,8 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         if hasattr(self, "symbols"):
             self._refuse_byte_symbols([token for token in tokens if str(token) not in named_tokens])
         num_added = self._tokenizer.add_tokens(tokens)
-        self._set_decoder()
+        if _is_decoder_of_class(self._tokenizer.decoder):
+            self._tokenizer.decoder = self._decoder_of_class()
         return num_added
 
     def _refuse_byte_symbols(self, tokens: list[AddedToken]):
@@ -207,7 +231,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
                     f"{text!r}. Add it with a character before or after it."
                 )
 
-    def _set_decoder(self):
+    def _decoder_of_class(self) -> decoders.Decoder:
         # ByteLevel decodes every character as the symbol of a byte, also in a token that a user has
         # added, such as Zürich. So each such token is first replaced by the symbols of its bytes
         vocab = self._tokenizer.get_vocab(with_added_tokens=False)
@@ -220,9 +244,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             for token in sorted(added_tokens)
             if _is_of_byte_symbols(token) and token not in vocab
         ]
-        self._tokenizer.decoder = decoders.Sequence(
-            [*added_token_steps, decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
-        )
+        return decoders.Sequence([*added_token_steps, *LAST_DECODERS])
 
     def __setstate__(self, state: dict):
         self.__dict__.update(state)
@@ -276,6 +298,18 @@ def _given_post_processor(settings: dict[str, Any]) -> processors.PostProcessor 
     if backend is None and file is not None and Path(file).is_file():
         backend = Tokenizer.from_file(str(file))
     return None if backend is None else backend.post_processor
+
+
+def _is_decoder_of_class(decoder: decoders.Decoder | None) -> bool:
+    """Return whether a decoder is one of `_decoder_of_class`, for any added tokens."""
+    if not isinstance(decoder, decoders.Sequence):
+        return False
+    steps = json.loads(decoder.__getstate__())["decoders"]
+    last_steps = [json.loads(step.__getstate__()) for step in LAST_DECODERS]
+    added_token_steps = steps[: -len(last_steps)]
+    return steps[-len(last_steps) :] == last_steps and all(
+        step["type"] == "Replace" for step in added_token_steps
+    )
 
 
 def symbol_token(symbol: str) -> str:

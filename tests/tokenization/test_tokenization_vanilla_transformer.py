@@ -16,7 +16,7 @@ import dill
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, TokenizersBackend
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
@@ -421,6 +421,50 @@ def test_the_tokens_that_every_text_gets_are_saved(single, folder, tmp_path):
     retrained = changed.train_new_from_iterator(CORPUS, 300)
     added = [token for token in ids if token < len(SPECIAL_TOKENS)]
     assert [token for token in retrained(text)["input_ids"] if token < len(SPECIAL_TOKENS)] == added
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": normalizers.Lowercase()},
+        {"normalizer": None},
+        {"pre_tokenizer": pre_tokenizers.Whitespace()},
+        {"pre_tokenizer": pre_tokenizers.Digits(individual_digits=True)},
+        {"decoder": decoders.ByteLevel()},
+        {"decoder": decoders.Sequence([decoders.ByteLevel(), decoders.Replace("t", "d")])},
+        {
+            "normalizer": normalizers.NFKC(),
+            "pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True),
+            "decoder": decoders.ByteLevel(),
+        },
+    ],
+)
+def test_a_changed_component_is_saved(changes, folder, tmp_path):
+    plain, changed = (VanillaTransformerTokenizer.from_pretrained(folder) for _ in range(2))
+    changed.add_tokens(["Zürich"])
+    changed.add_special_tokens({"extra_special_tokens": ["<2de>"]})
+    for name, component in changes.items():
+        setattr(changed.backend_tokenizer, name, component)
+    text = "<2de> The ﬁrst CAT sat in Zürich in 1999."
+    ids = changed(text)["input_ids"]
+    decoded = changed.decode(ids)
+    assert (ids, decoded) != (plain(text)["input_ids"], plain.decode(plain(text)["input_ids"]))
+    changed.save_pretrained(tmp_path)
+    loaded = VanillaTransformerTokenizer.from_pretrained(tmp_path)
+    again = tmp_path / "again"
+    loaded.save_pretrained(again)
+    for tokenizer in (
+        loaded,
+        AutoTokenizer.from_pretrained(again),
+        VanillaTransformerTokenizer(tokenizer_object=changed.backend_tokenizer),
+        pickle.loads(pickle.dumps(changed)),
+    ):
+        assert tokenizer(text)["input_ids"] == ids
+        assert tokenizer.decode(ids) == decoded
+    # a token that is added later leaves the change in place
+    loaded.add_tokens(["Tromsø"])
+    assert loaded(text)["input_ids"] == ids
+    assert loaded.decode(ids) == decoded
 
 
 def test_a_setting_of_added_tokens_leaves_the_other_as_saved(folder, tmp_path):
