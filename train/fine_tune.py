@@ -8,6 +8,7 @@ in one or several processes.
 
 import contextlib
 import copy
+import json
 import logging
 import sys
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     Seq2SeqTrainingArguments,
     TrainerCallback,
+    get_scheduler,
     set_seed,
 )
 from transformers.integrations import get_available_reporting_integrations
@@ -265,7 +267,7 @@ def _fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> di
     # published below: the library would publish every checkpoint, without the code to load it
     publishes, args.push_to_hub = args.push_to_hub, False
     trainer = _make_trainer(options, args, model, tokenizer, rows)
-    _train(trainer, args)
+    _train(trainer, args, options.lora_rank)
     _save(options, trainer, model, tokenizer, dtype)
     scores = trainer.evaluate() if is_evaluated else {}
     if scores:
@@ -317,10 +319,12 @@ def _make_trainer(
     return trainer
 
 
-def _train(trainer: FusedTrainer, args: Seq2SeqTrainingArguments):
+def _train(trainer: FusedTrainer, args: Seq2SeqTrainingArguments, lora_rank: int):
     checkpoint = args.resume_from_checkpoint
     if checkpoint == LAST_CHECKPOINT:
         checkpoint = str(last_checkpoint(Path(args.output_dir)))
+    if checkpoint is not None:
+        _refuse_other_rank(Path(checkpoint), lora_rank)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except (SafetensorError, RuntimeError) as error:
@@ -333,6 +337,18 @@ def _train(trainer: FusedTrainer, args: Seq2SeqTrainingArguments):
         if not is_disk_full(error):
             raise
         raise OSError(f"{args.output_dir} cannot be written: {error}") from error
+
+
+def _refuse_other_rank(checkpoint: Path, lora_rank: int):
+    adapter_config = checkpoint / "adapter_config.json"
+    saved_rank = 0
+    if adapter_config.is_file():
+        saved_rank = json.loads(adapter_config.read_text(encoding="utf-8"))["r"]
+    if checkpoint.is_dir() and saved_rank != lora_rank:
+        raise ValueError(
+            "resume_from_checkpoint must be a checkpoint of the same model with the same "
+            f"lora_rank, got {checkpoint} with lora_rank {saved_rank}, and {lora_rank} now."
+        )
 
 
 def _save(
@@ -503,6 +519,7 @@ def check_arguments(options: FineTuneArguments, args: Seq2SeqTrainingArguments):
     # raises an error if sacreBLEU does not have this tokenizer
     scores = score_translations(["a"], ["a"], options.bleu_tokenizer)
     _refuse_unknown_metric(args, scores)
+    _refuse_scheduler(args)
     for name in args.report_to:
         if name not in get_available_reporting_integrations():
             raise ValueError(f"report_to {name!r} must be installed, but its package is missing.")
@@ -526,6 +543,24 @@ def _refuse_unknown_metric(args: Seq2SeqTrainingArguments, scores: dict[str, Any
             f"metric_for_best_model must be one of {', '.join(metrics)}, got {name!r}."
             + (" Scores of translations need --predict_with_generate." if is_score else "")
         )
+
+
+def _refuse_scheduler(args: Seq2SeqTrainingArguments):
+    """Refuse missing or unknown `lr_scheduler_kwargs`, which some schedulers need."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    try:
+        get_scheduler(
+            args.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=0,
+            num_training_steps=1,
+            scheduler_specific_kwargs=args.lr_scheduler_kwargs,
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"lr_scheduler_kwargs must fit lr_scheduler_type {args.lr_scheduler_type.value!r}, "
+            f"got {args.lr_scheduler_kwargs}: {error}"
+        ) from error
 
 
 def run(argv: list[str]):

@@ -585,6 +585,14 @@ def test_lora_without_peft_says_how_to_install_it(base, corpus, tmp_path, capsys
             {"use_liger_kernel": True},
             "error: a setting needs a package that is not installed: You have set `use_liger",
         ),
+        (
+            {"lr_scheduler_type": "warmup_stable_decay"},
+            "error: lr_scheduler_kwargs must fit lr_scheduler_type 'warmup_stable_decay', got None",
+        ),
+        (
+            {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": '{"cycles": 2}'},
+            "error: lr_scheduler_kwargs must fit lr_scheduler_type 'cosine', got {'cycles': 2}",
+        ),
     ],
 )
 def test_a_setting_that_the_library_cannot_use_is_named(
@@ -594,21 +602,25 @@ def test_a_setting_that_the_library_cannot_use_is_named(
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_checkpoint_of_adapters_resumes_only_with_their_rank(base, corpus, tmp_path, capsys):
+@pytest.mark.parametrize(("rank", "other_rank"), [(2, 4), (2, 0), (0, 2)])
+def test_a_checkpoint_of_adapters_resumes_only_with_their_rank(
+    base, corpus, tmp_path, capsys, rank, other_rank
+):
     settings = {"max_steps": 1, "save_steps": 1}
     folder = tmp_path / "run"
-    assert main(flags(base, corpus, folder, lora_rank=2, **settings)) == 0
+    assert main(flags(base, corpus, folder, lora_rank=rank, **settings)) == 0
     resumed = flags(
         base,
         corpus,
         folder,
-        lora_rank=4,
+        lora_rank=other_rank,
         resume_from_checkpoint="last",
         **settings | {"max_steps": 2},
     )
     assert main(resumed) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: resume_from_checkpoint must be a checkpoint of the same model ")
+    assert error.endswith(f"with lora_rank {rank}, and {other_rank} now.")
 
 
 def test_a_tracker_that_is_not_installed_is_named(base, corpus, tmp_path, capsys):
