@@ -188,26 +188,7 @@ class SearchMixin(_Base):
         if ensemble and kwargs.get("encoder_outputs") is not None:
             raise ValueError("encoder_outputs must not be given with ensemble: each model encodes.")
         required_tokens = kwargs.pop("required_tokens", None)
-        if inputs is not None:
-            # transformers accepts the source under two names, `inputs` and `input_ids`
-            if kwargs.get("input_ids") is not None:
-                raise ValueError("inputs and input_ids are two names of one argument: give one.")
-            kwargs["input_ids"] = inputs
-        encoder_outputs = kwargs.get("encoder_outputs")
-        if isinstance(encoder_outputs, tuple | list):
-            # the library's beam search needs the names
-            kwargs["encoder_outputs"] = BaseModelOutput(*encoder_outputs)
-        elif isinstance(encoder_outputs, ModelOutput):
-            # a copy, because the library's beam search repeats the rows in place
-            kwargs["encoder_outputs"] = copy.copy(encoder_outputs)
-        elif encoder_outputs is not None:
-            raise ValueError(
-                "encoder_outputs must be the output of the encoder or a tuple, got "
-                f"{type(encoder_outputs).__name__}."
-            )
-        self._name_cache(kwargs)
-        # Seq2SeqTrainer passes labels, which no search reads
-        kwargs.pop("labels", None)
+        self._name_inputs(inputs, kwargs)
         # validate early: the library compares these numbers before it checks their types
         check_numbers(kwargs)
         config, model_inputs = self._resolve_settings(generation_config, kwargs)
@@ -273,11 +254,31 @@ class SearchMixin(_Base):
         return output
 
     @staticmethod
-    def _name_cache(kwargs: dict[str, Any]):
-        """Pass the cache under the name that this version of the library reads."""
+    def _name_inputs(inputs: Tensor | None, kwargs: dict[str, Any]):
+        """Pass each input of the model in the form and under the name that the library reads."""
+        if inputs is not None:
+            # transformers accepts the source under two names, `inputs` and `input_ids`
+            if kwargs.get("input_ids") is not None:
+                raise ValueError("inputs and input_ids are two names of one argument: give one.")
+            kwargs["input_ids"] = inputs
+        encoder_outputs = kwargs.get("encoder_outputs")
+        if isinstance(encoder_outputs, tuple | list):
+            # the library's beam search needs the names
+            kwargs["encoder_outputs"] = BaseModelOutput(*encoder_outputs)
+        elif isinstance(encoder_outputs, ModelOutput):
+            # a copy, because the library's beam search repeats the rows in place
+            kwargs["encoder_outputs"] = copy.copy(encoder_outputs)
+        elif encoder_outputs is not None:
+            raise ValueError(
+                "encoder_outputs must be the output of the encoder or a tuple, got "
+                f"{type(encoder_outputs).__name__}."
+            )
+        # each version of the library reads the cache under one of two names
         cache = one_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
         if cache is not None:
             kwargs[CACHE_NAME] = cache
+        # Seq2SeqTrainer passes labels, which no search reads
+        kwargs.pop("labels", None)
 
     def _resolve_settings(
         self, given_config: GenerationConfig | None, kwargs: dict[str, Any]
