@@ -77,35 +77,14 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         symbols: list[str] | None = None,
         **kwargs,
     ):
-        alphabet = sorted(BYTE_SYMBOLS)
         symbol_tokens = [symbol_token(symbol) for symbol in symbols or []]
         if vocab is None:
             path = kwargs.get("name_or_path")
             if path and not (kwargs.get("tokenizer_file") or kwargs.get("tokenizer_object")):
                 raise ValueError(f"{path} must hold a tokenizer.json, got none.")
-            vocab = {
-                token: index
-                for index, token in enumerate((*SPECIAL_TOKENS, *alphabet, *symbol_tokens))
-            }
-        # merges do not lead to a symbol, so with `ignore_merges` BPE first looks up the whole word
-        self._tokenizer = Tokenizer(
-            BPE(vocab=vocab, merges=merges or [], ignore_merges=bool(symbols))
-        )
-        # the pre-tokenizer puts a space before a text that begins without one, and the normalizer
-        # doubles a space at the beginning, so that the decoder can always remove one space
-        self._tokenizer.normalizer = normalizers.Sequence(
-            [normalizers.NFC(), normalizers.Replace(Regex(r"\A "), "  ")]
-        )
-        # Metaspace puts the space, because add_prefix_space of ByteLevel would also put one after
-        # every token that a user adds. The pattern of ByteLevel separates letters from punctuation,
-        # so that no merges make a special token
-        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False),
-                *_split_at_symbols(symbols),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not symbols),
-            ]
-        )
+            tokens = (*SPECIAL_TOKENS, *sorted(BYTE_SYMBOLS), *symbol_tokens)
+            vocab = {token: index for index, token in enumerate(tokens)}
+        self._tokenizer = _make_backend(vocab, merges or [], symbols or [])
         self._tokenizer.decoder = self._decoder_of_class()
         for component in SAVED_COMPONENTS:
             if component in kwargs:
@@ -133,11 +112,15 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         self.symbols = list(symbols or [])
         if post_processor is not None:
             self._read_added_tokens(added_settings)
+        self._refuse_missing_tokens(
+            [str(token) for token in (pad_token, bos_token, eos_token, unk_token)],
+            [str(token) for token in kwargs.get("added_tokens_decoder", {}).values()],
+        )
+
+    def _refuse_missing_tokens(self, named_tokens: list[str], added_tokens: list[str]):
         # the library would give a missing token the next free id, which is outside of the model's
         # embedding. This is refused for the default names; a caller with other names wants new ids
-        known_tokens = set(self._tokenizer.get_vocab(with_added_tokens=False))
-        known_tokens |= {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
-        named_tokens = [str(token) for token in (pad_token, bos_token, eos_token, unk_token)]
+        known_tokens = {*self._tokenizer.get_vocab(with_added_tokens=False), *added_tokens}
         missing_tokens = [
             token for token in named_tokens if token in SPECIAL_TOKENS and token not in known_tokens
         ]
@@ -146,15 +129,13 @@ class VanillaTransformerTokenizer(TokenizersBackend):
                 f"the vocabulary must hold the special tokens {', '.join(SPECIAL_TOKENS)}, "
                 f"got {len(known_tokens)} tokens without {', '.join(missing_tokens)}."
             )
-        if not known_tokens.issuperset(alphabet):
+        if not known_tokens.issuperset(BYTE_SYMBOLS):
             raise ValueError(
-                f"the vocabulary must hold all {len(alphabet)} byte symbols, so that no text is "
-                f"unknown, got {len(known_tokens.intersection(alphabet))}."
+                f"the vocabulary must hold all {len(BYTE_SYMBOLS)} byte symbols, so that no text "
+                f"is unknown, got {len(known_tokens.intersection(BYTE_SYMBOLS))}."
             )
         missing_symbols = [
-            symbol
-            for symbol, token in zip(self.symbols, symbol_tokens, strict=True)
-            if token not in known_tokens
+            symbol for symbol in self.symbols if symbol_token(symbol) not in known_tokens
         ]
         if missing_symbols:
             raise ValueError(
@@ -289,6 +270,30 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         return super()._decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
 
 
+def _make_backend(
+    vocab: dict[str, int], merges: list[tuple[str, str]], symbols: list[str]
+) -> Tokenizer:
+    """Make a backend with the normalizer and the pre-tokenizer of this class."""
+    # merges do not lead to a symbol, so with `ignore_merges` BPE first looks up the whole word
+    backend = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=bool(symbols)))
+    # the pre-tokenizer puts a space before a text that begins without one, and the normalizer
+    # doubles a space at the beginning, so that the decoder can always remove one space
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\A "), "  ")]
+    )
+    # Metaspace puts the space, because add_prefix_space of ByteLevel would also put one after
+    # every token that a user adds. The pattern of ByteLevel separates letters from punctuation, so
+    # that no merges make a special token
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False),
+            *_split_at_symbols(symbols),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not symbols),
+        ]
+    )
+    return backend
+
+
 def _given_post_processor(settings: dict[str, Any]) -> processors.PostProcessor | None:
     """Return the post-processor of a saved or trained backend, or None."""
     if (post_processor := settings.get("post_processor")) is not None:
@@ -340,7 +345,7 @@ def _is_of_byte_symbols(token: str) -> bool:
     return not token.isascii() and BYTE_SYMBOLS.issuperset(token)
 
 
-def _split_at_symbols(symbols: list[str] | None) -> list[pre_tokenizers.PreTokenizer]:
+def _split_at_symbols(symbols: list[str]) -> list[pre_tokenizers.PreTokenizer]:
     if not symbols:
         return []
     # every word has a space before it, also the first word, which gets one from Metaspace
