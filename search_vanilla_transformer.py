@@ -170,6 +170,30 @@ class SentenceLengthCriteria(StoppingCriteria):
         return input_ids.shape[1] - self.prompt_length >= row_limits
 
 
+class WholeSearchCriteria(StoppingCriteria):
+    """Stopping criterion that does not depend on the hypotheses, and so ends a whole search.
+
+    The host asks it between two steps, so that the steps can still be captured.
+    """
+
+    def is_met(self) -> bool:
+        """Return whether the search has to end."""
+        raise NotImplementedError
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Return whether the search has to end, for each row.
+
+        Args:
+            input_ids: Target tokens so far, [rows, T].
+            scores: Unused.
+            kwargs: Unused.
+
+        Returns:
+            The same for each row, [rows].
+        """
+        return torch.full((len(input_ids),), self.is_met(), device=input_ids.device)
+
+
 # criteria that a search reads instead of calling them, each with its released code
 CRITERIA = {
     criterion: criterion.__call__
@@ -333,7 +357,14 @@ class PaperBeamSearch:
         self.logits_processor = logits_processor
         self.num_beams = config.num_beams
         self.num_returned = config.num_return_sequences
-        self.end_tokens, self.stopping_criteria = separate_ends(stopping_criteria, input_ids)
+        self.end_tokens, criteria = separate_ends(stopping_criteria, input_ids)
+        self.whole_search_criteria = [
+            criterion for criterion in criteria if isinstance(criterion, WholeSearchCriteria)
+        ]
+        self.stopping_criteria = StoppingCriteriaList(
+            criterion for criterion in criteria if criterion not in self.whole_search_criteria
+        )
+        self.is_stopped = False
         padding_tensor = config._pad_token_tensor
         self.padding_id = int(self.end_tokens[0] if padding_tensor is None else padding_tensor)
         # each beam may end with any of the end tokens, and K hypotheses must still stay open
@@ -402,6 +433,7 @@ class PaperBeamSearch:
     def _take_step(self, step: int) -> Tensor:
         """Add a token to each hypothesis, and return which sentences are finished, [B]."""
         length = self.prompt_length + step - 1
+        self.is_stopped = any(criterion.is_met() for criterion in self.whole_search_criteria)
         if step > (num_tokens := self.open.origins.shape[2]):
             num_added = min(num_tokens, self.results.origins.shape[2] - num_tokens)
             self.open = self.open.lengthened(num_added, self.padding_id)
@@ -421,7 +453,8 @@ class PaperBeamSearch:
     def _can_capture(self, logits: Tensor, step: int) -> bool:
         """Return whether the selection of a step is like that of the next one."""
         is_first_step = logits.shape[1] < self.num_beams
-        is_constant = not (is_first_step or self.stopping_criteria or step >= self.first_limit)
+        is_last_step = self.is_stopped or step >= self.first_limit
+        is_constant = not (is_first_step or is_last_step or self.stopping_criteria)
         return is_constant and self.decoding.is_captured
 
     def _take_captured_step(
@@ -556,6 +589,8 @@ class PaperBeamSearch:
         return scores, index
 
     def _find_ends(self, candidates: Hypotheses, tokens: Tensor, step: int | Tensor) -> Tensor:
+        if self.is_stopped:
+            return torch.ones_like(tokens, dtype=torch.bool)
         is_ended = torch.isin(tokens, self.end_tokens)
         if self.stopping_criteria:
             # like a processor, a criterion may identify each row by its index in the original batch

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 
 from ..batches_vanilla_transformer import TOKENS_PER_BATCH
+from ..search_vanilla_transformer import WholeSearchCriteria
 from .models import Model
 
 
@@ -51,7 +49,7 @@ class Job:
         return self.source, self.target, self.num_translations
 
 
-class StopIfCancelled(StoppingCriteria):
+class StopIfCancelled(WholeSearchCriteria):
     """Stopping criterion that ends a search if all its jobs are cancelled.
 
     Args:
@@ -61,19 +59,9 @@ class StopIfCancelled(StoppingCriteria):
     def __init__(self, jobs: Sequence[Job]):
         self.jobs = jobs
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Return which hypotheses have to stop.
-
-        Args:
-            input_ids: Target tokens so far, [B, T].
-            scores: Unused.
-            kwargs: Unused.
-
-        Returns:
-            Whether all jobs are cancelled, the same for each hypothesis, [B].
-        """
-        is_cancelled = all(job.is_cancelled for job in self.jobs)
-        return torch.full((len(input_ids),), is_cancelled, device=input_ids.device)
+    def is_met(self) -> bool:
+        """Return whether all jobs are cancelled."""
+        return all(job.is_cancelled for job in self.jobs)
 
 
 class TranslationQueue:

@@ -9,7 +9,7 @@ import torch
 from accelerate import cpu_offload
 from fake_graphs import FakeGraphs, HostOperators
 from peft import LoraConfig, get_peft_model
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from vanilla_transformer import engine_vanilla_transformer as engine
@@ -17,7 +17,7 @@ from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import identity_vanilla_transformer as identity
 from vanilla_transformer import kernels_vanilla_transformer as kernels
 from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
-from vanilla_transformer.search_vanilla_transformer import PaperBeamSearch
+from vanilla_transformer.search_vanilla_transformer import PaperBeamSearch, WholeSearchCriteria
 
 PAPER = {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 6}
 GREEDY = {"num_beams": 1, "max_extra_tokens": 6}
@@ -238,6 +238,36 @@ def test_a_recorded_search_follows_rules_that_change_from_step_to_step(
     torch.testing.assert_close(scores[1], scores[0], rtol=1e-4, atol=1e-4)
     assert found.tolist() == expected.tolist()
     assert graphs.num_replays > 4
+
+
+def test_a_criterion_of_the_whole_search_does_not_prevent_recording(lively_model, source, graphs):
+    class StopAtStep(WholeSearchCriteria):
+        def __init__(self, step):
+            self.remaining = step
+
+        def is_met(self):
+            self.remaining -= 1
+            return self.remaining <= 0
+
+    model = lively_model()
+    search = {**PAPER, "min_new_tokens": 12, "max_new_tokens": 12, "max_extra_tokens": None}
+    expected = model.generate(**source, **search)
+    graphs.num_graphs = graphs.num_replays = 0
+    criteria = StoppingCriteriaList([StopAtStep(1_000)])
+    found = model.generate(**source, **search, stopping_criteria=criteria)
+    assert found.tolist() == expected.tolist()
+    # the decoder's step, and the selection; see above
+    assert (graphs.num_graphs, graphs.num_replays) == (2, 10 + 9)
+    # it ends captured searches and others alike: in the fourth step, each hypothesis has 4 tokens
+    stopped = [
+        model.generate(
+            **source, **search, engine=engine, stopping_criteria=StoppingCriteriaList([criterion])
+        )
+        for engine in ("auto", "off")
+        for criterion in [StopAtStep(4)]
+    ]
+    assert stopped[0].tolist() == stopped[1].tolist()
+    assert stopped[0].shape[1] == 1 + 4
 
 
 def test_given_encoder_outputs_are_used(lively_model, source, searched):
