@@ -13,12 +13,10 @@ from operator import contains
 from pathlib import Path
 from typing import Any
 
-import sacremoses
 import torch
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Score
 from sacrebleu.significance import PairedTest
-from sacremoses.corpus import NonbreakingPrefixes
 
 from ..configuration_vanilla_transformer import closest_name
 from .config import bleu_tokenizer_of
@@ -93,12 +91,11 @@ def score_translations(
     num_matches = sum(map(contains, zip(*all_references, strict=True), translations))
     scores["exact_match"] = num_matches / len(references)
     scores["empty"] = sum(not translation.strip() for translation in translations)
-    moses_languages = NonbreakingPrefixes().available_langs.values()
     if (
         has_words
         and target_lang is not None
-        and target_lang in moses_languages
         and bleu_tokenizer != ALREADY_TOKENIZED
+        and _moses_supports(target_lang)
     ):
         score, signature = compound_bleu(translations, references, target_lang, more_references)
         scores |= {"compound_bleu": score, "compound_bleu_signature": signature}
@@ -203,6 +200,13 @@ def compound_bleu(
     return score, f"{signature}|sacremoses:{importlib.metadata.version('sacremoses')}"
 
 
+def _moses_supports(language: str) -> bool:
+    # importing sacremoses takes about a second
+    from sacremoses.corpus import NonbreakingPrefixes
+
+    return language in NonbreakingPrefixes().available_langs.values()
+
+
 def split_compounds(texts: Sequence[str], language: str) -> list[str]:
     """Tokenize with the Moses tokenizer, and split compounds at their hyphens.
 
@@ -213,6 +217,8 @@ def split_compounds(texts: Sequence[str], language: str) -> list[str]:
     Returns:
         Tokens of each sentence, separated by spaces.
     """
+    import sacremoses
+
     normalizer = sacremoses.MosesPunctNormalizer()
     tokenizer = sacremoses.MosesTokenizer(language)
     tokenized = (
