@@ -37,8 +37,8 @@ REQUIRED_SETTINGS = ("dataset", "source_lang", "target_lang")
 SAMPLED_PAIRS = 100_000
 # one pair in HELD_OUT_SHARE is held out for validation, but at most MOST_HELD_OUT pairs
 HELD_OUT_SHARE, MOST_HELD_OUT = 20, 1000
-# width of a comment in a recipe, without "# "
-COMMENT_WIDTH = 98
+# width of a comment in a recipe, without "# " and the indent of the model's settings
+COMMENT_WIDTH = 96
 # share of the minutes for which steps are planned; the rest is a margin, because the speed of a
 # machine varies
 PLANNED_SHARE = 0.95
