@@ -8,6 +8,8 @@ import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from vanilla_transformer.console import fast_imports
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -28,15 +30,16 @@ _is_command = PurePath(_program).name in ("vanilla-transformer", "vanilla-transf
 )
 
 if TYPE_CHECKING or not _is_command:
-    from vanilla_transformer.loading import load
-    from vanilla_transformer.registration import (
-        TranslationPipeline,
-        VanillaTransformerConfig,
-        VanillaTransformerForConditionalGeneration,
-        VanillaTransformerModel,
-        VanillaTransformerTokenizer,
-        sinusoidal_encoding,
-    )
+    with fast_imports():
+        from vanilla_transformer.loading import load
+        from vanilla_transformer.registration import (
+            TranslationPipeline,
+            VanillaTransformerConfig,
+            VanillaTransformerForConditionalGeneration,
+            VanillaTransformerModel,
+            VanillaTransformerTokenizer,
+            sinusoidal_encoding,
+        )
 else:
 
     def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from .console import (
     add_file_to_errors,
     add_trust_flag,
+    fast_imports,
     log_to_stderr,
     print_line,
     refuse_unknown,
@@ -33,7 +34,8 @@ def _run_verb(argv: list[str]) -> int | None:
     arguments, verb_arguments = _parser().parse_known_args(argv)
     if not arguments.takes_more:
         refuse_unknown(arguments.parser, verb_arguments)
-    log_to_stderr()
+    with fast_imports():
+        log_to_stderr()
     return arguments.run(arguments, verb_arguments)
 
 
@@ -119,19 +121,22 @@ def _write_utf_8():
 
 
 def _demo(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .train.demo import run_demo
+    with fast_imports():
+        from .train.demo import run_demo
 
     print_line(run_demo(arguments.output_dir))
 
 
 def _new(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .train.new import run
+    with fast_imports():
+        from .train.new import run
 
     print_line(run(verb_arguments, "vanilla-transformer new"))
 
 
 def _tokenize(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .train.recipe import MEASURED_PREVIEW, parse_arguments
+    with fast_imports():
+        from .train.recipe import MEASURED_PREVIEW, parse_arguments
 
     config, switches = parse_arguments(verb_arguments, "vanilla-transformer tokenize")
     if switches.resume:
@@ -145,13 +150,15 @@ def _tokenize(arguments: argparse.Namespace, verb_arguments: list[str]):
             f"tokenizer must be null for `tokenize`, which learns one, got {config.tokenizer!r}."
         )
     if switches.dry_run:
-        from .train.dry_run import describe
+        with fast_imports():
+            from .train.dry_run import describe
 
         print_line(describe(config, switches.recipe))
         return
-    from .tokenization.learning import refuse_small_vocabulary
-    from .train.run_folder.files import lock_run_folder
-    from .train.vocabulary import prepare_tokenizer
+    with fast_imports():
+        from .tokenization.learning import refuse_small_vocabulary
+        from .train.run_folder.files import lock_run_folder
+        from .train.vocabulary import prepare_tokenizer
 
     refuse_small_vocabulary(config.vocab_size)
     # refuse model sizes here that `train` would refuse only later
@@ -162,13 +169,15 @@ def _tokenize(arguments: argparse.Namespace, verb_arguments: list[str]):
 
 
 def _train(arguments: argparse.Namespace, verb_arguments: list[str]) -> int:
-    from .train.__main__ import run
+    with fast_imports():
+        from .train.__main__ import run
 
     return run(verb_arguments, "vanilla-transformer train")
 
 
 def _average(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .train.averaging import average_run
+    with fast_imports():
+        from .train.averaging import average_run
 
     with add_file_to_errors(arguments.run_folder):
         average = average_run(
@@ -183,7 +192,8 @@ def _average(arguments: argparse.Namespace, verb_arguments: list[str]):
 
 
 def _evaluate(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .train.evaluate import run
+    with fast_imports():
+        from .train.evaluate import run
 
     table = run(verb_arguments, "vanilla-transformer evaluate")
     if table is not None:
@@ -193,7 +203,8 @@ def _evaluate(arguments: argparse.Namespace, verb_arguments: list[str]):
 def _translate(arguments: argparse.Namespace, verb_arguments: list[str]):
     # input and output are UTF-8 in every locale
     _write_utf_8()
-    from .train.translate import run
+    with fast_imports():
+        from .train.translate import run
 
     for line in run(verb_arguments, "vanilla-transformer translate"):
         print_line(line, flush=True)
@@ -201,14 +212,16 @@ def _translate(arguments: argparse.Namespace, verb_arguments: list[str]):
 
 def _paper(arguments: argparse.Namespace, verb_arguments: list[str]):
     _write_utf_8()
-    from .paper.__main__ import run
+    with fast_imports():
+        from .paper.__main__ import run
 
     run(verb_arguments, "vanilla-transformer paper")
 
 
 def _score(arguments: argparse.Namespace, verb_arguments: list[str]):
     _write_utf_8()
-    from .train.score import run
+    with fast_imports():
+        from .train.score import run
 
     for line in run(verb_arguments, "vanilla-transformer score"):
         print_line(line)
@@ -216,14 +229,16 @@ def _score(arguments: argparse.Namespace, verb_arguments: list[str]):
 
 def _align(arguments: argparse.Namespace, verb_arguments: list[str]):
     _write_utf_8()
-    from .train.align import run
+    with fast_imports():
+        from .train.align import run
 
     for line in run(verb_arguments, "vanilla-transformer align"):
         print_line(line)
 
 
 def _synthesize(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .train.synthesize import run
+    with fast_imports():
+        from .train.synthesize import run
 
     summary = run(arguments.verb, verb_arguments, f"vanilla-transformer {arguments.verb}")
     if summary is not None:
@@ -231,37 +246,43 @@ def _synthesize(arguments: argparse.Namespace, verb_arguments: list[str]):
 
 
 def _serve(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .serving.command import run
+    with fast_imports():
+        from .serving.command import run
 
     run(verb_arguments, "vanilla-transformer serve")
 
 
 def _space(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .space.app import run
+    with fast_imports():
+        from .space.app import run
 
     run(verb_arguments, "vanilla-transformer space")
 
 
 def _explain(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .explainer.command import run
+    with fast_imports():
+        from .explainer.command import run
 
     run(verb_arguments, "vanilla-transformer explain")
 
 
 def _convert(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .conversion.command import run
+    with fast_imports():
+        from .conversion.command import run
 
     print_line(run(verb_arguments, "vanilla-transformer convert"))
 
 
 def _export(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .export.command import run
+    with fast_imports():
+        from .export.command import run
 
     print_line(run(verb_arguments, "vanilla-transformer export"))
 
 
 def _push(arguments: argparse.Namespace, verb_arguments: list[str]):
-    from .publishing import push_to_hub
+    with fast_imports():
+        from .publishing import push_to_hub
 
     names = ("private", "revision", "commit_message", "trust_remote_code")
     given_options = {name: getattr(arguments, name) for name in names}

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -41,6 +42,21 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int):
         super().__init__(number)
         self.number = number
+
+
+@contextlib.contextmanager
+def fast_imports() -> Iterator[None]:
+    """Import modules without the garbage collector, which would take a fifth of their time.
+
+    Imports create hundreds of thousands of objects, and hardly one of them is garbage.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def run_command(

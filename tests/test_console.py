@@ -1,10 +1,16 @@
+import gc
 import subprocess
 import sys
 
 import pytest
 from tqdm import tqdm
 
-from vanilla_transformer.console import add_file_to_errors, require_nonempty_path, run_command
+from vanilla_transformer.console import (
+    add_file_to_errors,
+    fast_imports,
+    require_nonempty_path,
+    run_command,
+)
 
 
 def failing(error):
@@ -90,3 +96,23 @@ def test_every_command_line_takes_traceback(module):
 def test_a_folder_without_a_name_is_refused(path):
     with pytest.raises(ValueError, match="output_dir must be the path of a folder"):
         require_nonempty_path(path, "output_dir")
+
+
+def test_the_garbage_collector_pauses_for_imports_only():
+    with fast_imports():
+        assert not gc.isenabled()
+        # a module imports the package
+        with fast_imports():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ImportError), fast_imports():
+        import no_such_module  # noqa: F401
+    assert gc.isenabled()
+    done = subprocess.run(
+        [sys.executable, "-c", "import gc, vanilla_transformer; print(gc.isenabled())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "True\n"

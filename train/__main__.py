@@ -4,7 +4,7 @@ import os
 import sys
 from functools import partial
 
-from ..console import EXIT_SIGNAL, print_line, run_command
+from ..console import EXIT_SIGNAL, fast_imports, print_line, run_command
 from .recipe import MEASURED_PREVIEW, parse_arguments
 
 
@@ -24,18 +24,21 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
     config, switches = parse_arguments(argv, prog)
     # a wrong setting is refused before the slow imports of the training libraries
     if switches.dry_run:
-        from .dry_run import describe
+        with fast_imports():
+            from .dry_run import describe
 
         text = describe(config, switches.recipe)
         if switches.dry_run == MEASURED_PREVIEW:
-            from .measuring import measure
+            with fast_imports():
+                from .measuring import measure
 
             text += f"\n\n{measure(config)}"
         # only the main process prints
         if os.environ.get("RANK", "0") == "0":
             print_line(text)
         return 0
-    from .loop import train_until_signal
+    with fast_imports():
+        from .loop import train_until_signal
 
     signal_number = train_until_signal(config, resume=switches.resume)
     return 0 if signal_number is None else EXIT_SIGNAL + signal_number
