@@ -1,5 +1,6 @@
 """Load parallel text from files, folders or the Hub. Section 5.1."""
 
+import functools
 import glob
 import hashlib
 import json
@@ -57,6 +58,13 @@ CODE_FILES = (
 )
 
 
+@functools.cache
+def _demo_corpus() -> datasets.DatasetDict:
+    from .demo_corpus import build_demo_corpus
+
+    return build_demo_corpus()
+
+
 def load_translations(
     dataset: str,
     name: str | None,
@@ -108,9 +116,7 @@ def load_translations(
         )
     # a local folder or text files named "demo" take precedence over the demo corpus
     if dataset == "demo" and not pair_files:
-        from .demo_corpus import build_demo_corpus
-
-        splits = dict(build_demo_corpus())
+        splits = dict(_demo_corpus())
         if streaming:
             splits["train"] = splits["train"].to_iterable_dataset()
     elif pair_files:

@@ -7,7 +7,7 @@ two languages differ. Each English sentence has exactly one translation.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, time, timedelta
 from functools import cache
 from itertools import islice
@@ -263,57 +263,68 @@ _THINGS = [
 ]
 
 
-def _render_pairs(render: Callable[[Any, str], str], values: Iterable[Any]) -> list[Pair]:
-    return [(render(value, "en"), render(value, "de")) for value in values]
+class _RenderedPairs(Sequence[Pair]):
+    """Values in both languages, each rendered when it is read: a corpus draws few of all dates."""
+
+    def __init__(self, render: Callable[[Any, str], str], values: Iterable[Any]):
+        self._values = tuple(values)
+        self._render = cache(render)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: Any) -> Any:
+        value = self._values[index]
+        return self._render(value, "en"), self._render(value, "de")
 
 
 def _render_units(
     unit: str, amounts: Iterable[float], length: Literal["long", "short"] = "long"
-) -> list[Pair]:
-    return _render_pairs(
+) -> Sequence[Pair]:
+    return _RenderedPairs(
         lambda amount, locale: format_unit(amount, unit, length, locale=locale), amounts
     )
 
 
-def _spell_out_numbers(numbers: Iterable[int], kind: str = "cardinal") -> list[Pair]:
-    return _render_pairs(lambda number, locale: num2words(number, lang=locale, to=kind), numbers)
+def _spell_out_numbers(numbers: Iterable[int], kind: str = "cardinal") -> Sequence[Pair]:
+    return _RenderedPairs(lambda number, locale: num2words(number, lang=locale, to=kind), numbers)
 
 
-def _render_dates(width: str, days: list[date]) -> list[Pair]:
-    return _render_pairs(lambda day, locale: format_date(day, width, locale), days)
+def _render_dates(width: str, days: list[date]) -> Sequence[Pair]:
+    return _RenderedPairs(lambda day, locale: format_date(day, width, locale), days)
 
 
-def _render_date_skeletons(skeleton: str, days: list[date]) -> list[Pair]:
-    return _render_pairs(lambda day, locale: format_skeleton(skeleton, day, locale=locale), days)
+def _render_date_skeletons(skeleton: str, days: list[date]) -> Sequence[Pair]:
+    return _RenderedPairs(lambda day, locale: format_skeleton(skeleton, day, locale=locale), days)
 
 
-def _join_weekday_and_article(
-    article: str, full_dates: list[Pair], long_dates: list[Pair]
-) -> list[Pair]:
-    # in a German sentence a date after a weekday has an article: "Sonntag, der 3. März 2024"
-    return [
-        (english, f"{weekday.split(', ')[0]}, {article} {german}")
-        for (english, weekday), (_, german) in zip(full_dates, long_dates, strict=True)
-    ]
+def _render_dates_with_article(article: str, days: list[date]) -> Sequence[Pair]:
+    def render(day: date, locale: str) -> str:
+        full_date = format_date(day, "full", locale)
+        if locale == "en":
+            return full_date
+        # in a German sentence a date after a weekday has an article: "Sonntag, der 3. März 2024"
+        return f"{full_date.split(', ')[0]}, {article} {format_date(day, 'long', locale)}"
+
+    return _RenderedPairs(render, days)
 
 
-def _date_slots() -> dict[str, list[Pair]]:
+def _date_slots() -> dict[str, Sequence[Pair]]:
     days = [date(2005, 1, 1) + timedelta(number) for number in range(20 * 365)]
     first_days = [day for day in days if day.day == 1]
-    full_dates, long_dates = _render_dates("full", days), _render_dates("long", days)
-    weekdays = _render_pairs(
+    weekdays = _RenderedPairs(
         lambda day, locale: Locale(locale).days["format"]["wide"][day], range(7)
     )
     return {
-        "date_full": full_dates,
-        "date_long": long_dates,
+        "date_full": _render_dates("full", days),
+        "date_long": _render_dates("long", days),
         "date_medium": _render_dates("medium", days),
         "date_short": _render_dates("short", days),
-        "date_today": _join_weekday_and_article("der", full_dates, long_dates),
-        "date_on": _join_weekday_and_article("dem", full_dates, long_dates),
+        "date_today": _render_dates_with_article("der", days),
+        "date_on": _render_dates_with_article("dem", days),
         "weekday": weekdays,
         "on_weekdays": [(f"{english}s", f"{german.lower()}s") for english, german in weekdays],
-        "month": _render_pairs(
+        "month": _RenderedPairs(
             lambda number, locale: Locale(locale).months["format"]["wide"][number], range(1, 13)
         ),
         "month_day": _render_date_skeletons("MMMMd", days[:365]),
@@ -325,7 +336,7 @@ def _date_slots() -> dict[str, list[Pair]]:
     }
 
 
-def _render_relative_times(direction: int) -> list[Pair]:
+def _render_relative_times(direction: int) -> Sequence[Pair]:
     time_spans: list[tuple[_Unit, timedelta]] = [
         *(("hour", timedelta(hours=count)) for count in range(2, 24)),
         *(("day", timedelta(days=count)) for count in range(2, 15)),
@@ -339,10 +350,10 @@ def _render_relative_times(direction: int) -> list[Pair]:
         unit, delta = time_span
         return format_timedelta(direction * delta, unit, 1e9, add_direction=True, locale=locale)
 
-    return _render_pairs(render, time_spans)
+    return _RenderedPairs(render, time_spans)
 
 
-def _time_slots() -> dict[str, list[Pair]]:
+def _time_slots() -> dict[str, Sequence[Pair]]:
     minutes = range(0, 24 * 60, 5)
     clock_times = [
         # the English skeleton "hm" has a plain space before AM and PM, as people type it; Babel's
@@ -364,21 +375,21 @@ def _time_slots() -> dict[str, list[Pair]]:
     }
 
 
-def _place_slots() -> dict[str, list[Pair]]:
+def _place_slots() -> dict[str, Sequence[Pair]]:
     def city(zone: str, locale: str) -> str:
         return get_timezone_location(zone, locale=locale, return_city=True)
 
     def territory(code: str, locale: str) -> str:
         return Locale(locale).territories[code]
 
-    plain_countries = _render_pairs(territory, _COUNTRIES.split())
-    feminine_countries = _render_pairs(territory, _COUNTRIES_FEMININE.split())
+    plain_countries = _RenderedPairs(territory, _COUNTRIES.split())
+    feminine_countries = _RenderedPairs(territory, _COUNTRIES_FEMININE.split())
     plural_countries = [
         (f"the {territory(code, 'en')}", *german) for code, german in _COUNTRIES_PLURAL.items()
     ]
     return {
-        "city": _render_pairs(city, [f"Europe/{name}" for name in _CITIES.split()]),
-        "far_city": _render_pairs(city, _FAR_CITIES.split()),
+        "city": _RenderedPairs(city, [f"Europe/{name}" for name in _CITIES.split()]),
+        "far_city": _RenderedPairs(city, _FAR_CITIES.split()),
         "country": plain_countries,
         "to_country": [
             *((f"to {english}", f"nach {german}") for english, german in plain_countries),
@@ -393,8 +404,8 @@ def _place_slots() -> dict[str, list[Pair]]:
     }
 
 
-def _people_and_things_slots() -> dict[str, list[Pair]]:
-    language_pairs = _render_pairs(
+def _people_and_things_slots() -> dict[str, Sequence[Pair]]:
+    language_pairs = _RenderedPairs(
         lambda code, locale: Locale(locale).languages[code], _LANGUAGES.split()
     )
     name_pairs = [(name, name) for name in _NAMES.split()]
@@ -408,7 +419,7 @@ def _people_and_things_slots() -> dict[str, list[Pair]]:
     }
 
 
-def _amount_slots() -> dict[str, list[Pair]]:
+def _amount_slots() -> dict[str, Sequence[Pair]]:
     prices = [
         (whole + cents, currency)
         for whole in [*range(2, 100), *range(100, 2000, 25)]
@@ -422,13 +433,13 @@ def _amount_slots() -> dict[str, list[Pair]]:
     ]
     half_steps = [number / 2 for number in range(4, 100)]
     return {
-        "price": _render_pairs(_render_money, prices),
-        "rent": _render_pairs(_render_money, [(amount, "EUR") for amount in range(400, 2000, 10)]),
-        "money": _render_pairs(_render_money_with_currency_name, amounts),
-        "currency": _render_pairs(
+        "price": _RenderedPairs(_render_money, prices),
+        "rent": _RenderedPairs(_render_money, [(amount, "EUR") for amount in range(400, 2000, 10)]),
+        "money": _RenderedPairs(_render_money_with_currency_name, amounts),
+        "currency": _RenderedPairs(
             lambda code, locale: get_currency_name(code, 2, locale), _CURRENCIES.split()
         ),
-        "percent": _render_pairs(_render_percent, half_steps),
+        "percent": _RenderedPairs(_render_percent, half_steps),
         "distance": _render_units("length-kilometer", range(15, 2000, 5)),
         "meters": _render_units("length-meter", range(20, 500)),
         "weight": _render_units("mass-kilogram", half_steps),
@@ -438,7 +449,7 @@ def _amount_slots() -> dict[str, list[Pair]]:
         "speed": _render_units("speed-kilometer-per-hour", range(20, 200), "short"),
         "area": _render_units("area-square-meter", range(20, 200)),
         "track": [(str(number), str(number)) for number in range(1, 25)],
-        "number": _render_pairs(
+        "number": _RenderedPairs(
             lambda number, locale: format_decimal(number, locale=locale), range(1100, 99_900, 100)
         ),
         "count": _spell_out_numbers(range(2, 100)),
@@ -461,7 +472,7 @@ def _render_percent(percent: float, locale: str) -> str:
     return format_percent(percent / 100, locale=locale, decimal_quantization=False)
 
 
-def _render_sums() -> list[Pair]:
+def _render_sums() -> Sequence[Pair]:
     # in German the verb is at the end, because the sum follows "dass" in its template
     number_words = dict(enumerate(_spell_out_numbers(range(1, 101)), start=1))
     sums = [
@@ -479,7 +490,7 @@ def _render_sums() -> list[Pair]:
 
 
 @cache
-def _values_by_slot() -> dict[str, list[Pair]]:
+def _values_by_slot() -> dict[str, Sequence[Pair]]:
     return {
         **_date_slots(),
         **_time_slots(),
