@@ -46,7 +46,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def fast_imports() -> Iterator[None]:
-    """Import modules without the garbage collector, which would take a fifth of their time.
+    """Import modules without the garbage collector, which would take up to a fifth of the time.
 
     Imports create hundreds of thousands of objects, and hardly one of them is garbage.
     """
