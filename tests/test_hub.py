@@ -357,8 +357,10 @@ tokenizer.save_pretrained({str(saved)!r})
 loaded = AutoTokenizer.from_pretrained({str(saved)!r}, trust_remote_code=True)
 text = "<2de> DOGS in Zürich"
 assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
-assert loaded.tokenize(text)[0] == "<2de>" and loaded.tokenize(text)[-1] == "zürich"
-assert loaded.decode(loaded(text)["input_ids"]) == "<2de> dogs in zürich</s>"
+ids = loaded(text)["input_ids"]
+assert ids[1] == loaded.convert_tokens_to_ids("<2de>")
+assert ids[-2] == loaded.convert_tokens_to_ids("zürich")
+assert loaded.decode(ids[1:-1]) == tokenizer.decode(ids[1:-1]) == "<2de> dogs in zürich"
 """
     run_python(code, hub, tmp_path / "home", token=None)
 
