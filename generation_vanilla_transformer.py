@@ -29,7 +29,6 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
 from transformers.generation import GenerationMode, LogitsProcessorList
@@ -61,6 +60,7 @@ from .search_vanilla_transformer import (
     PaperBeamSearch,
     SentenceLengthCriteria,
     TokenRules,
+    WholeSearchCriteria,
     greedy_search,
 )
 from .terms_vanilla_transformer import TermBeamSearch, num_banks
@@ -522,7 +522,7 @@ def decoder_cache(
 
 
 @dataclass(eq=False)
-class ChosenSearch(StoppingCriteria):
+class ChosenSearch(WholeSearchCriteria):
     """Choice of search and engine, in the form of a stopping criterion that never stops a search.
 
     The library's `generate` hands stopping criteria on to the search. So `SearchMixin.generate` can
@@ -538,18 +538,9 @@ class ChosenSearch(StoppingCriteria):
     engine: SearchEngine | None
     terms: Sequence[Sequence[Sequence[int]]] | None = None
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Return False for each row.
-
-        Args:
-            input_ids: Target tokens so far, [rows, T].
-            scores: Unused.
-            kwargs: Unused.
-
-        Returns:
-            False for each row, [rows].
-        """
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+    def is_met(self) -> bool:
+        """Return False."""
+        return False
 
 
 def separate_choice(
