@@ -362,7 +362,7 @@ class PaperBeamSearch:
             criterion for criterion in criteria if isinstance(criterion, WholeSearchCriteria)
         ]
         self.stopping_criteria = StoppingCriteriaList(
-            criterion for criterion in criteria if criterion not in self.whole_search_criteria
+            criterion for criterion in criteria if not isinstance(criterion, WholeSearchCriteria)
         )
         self.is_stopped = False
         padding_tensor = config._pad_token_tensor

@@ -27,10 +27,6 @@ BYTE_SYMBOLS = frozenset(pre_tokenizers.ByteLevel.alphabet())
 # the pattern by which ByteLevel splits a text
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-LAST_DECODERS = (decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0))
-# parts of the backend that a user may change, besides the post-processor
-SAVED_COMPONENTS = ("normalizer", "pre_tokenizer", "decoder")
-
 
 class VanillaTransformerTokenizer(TokenizersBackend):
     """Tokenizer with one byte-level BPE vocabulary for both languages. Section 5.1.
@@ -85,8 +81,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             tokens = (*SPECIAL_TOKENS, *sorted(BYTE_SYMBOLS), *symbol_tokens)
             vocab = {token: index for index, token in enumerate(tokens)}
         self._tokenizer = _make_backend(vocab, merges or [], symbols or [])
-        self._tokenizer.decoder = self._decoder_of_class()
-        for component in SAVED_COMPONENTS:
+        for component in ("normalizer", "pre_tokenizer", "decoder"):
             if component in kwargs:
                 setattr(self._tokenizer, component, kwargs.pop(component))
         post_processor = _given_post_processor(kwargs)
@@ -144,17 +139,18 @@ class VanillaTransformerTokenizer(TokenizersBackend):
 
     @classmethod
     def convert_to_native_format(cls, **kwargs) -> dict[str, Any]:
-        # without this argument, the library reads the tokens that a user has added from the
-        # settings, also for code from the Hub
+        # code from the Hub gets this argument. With it, the library would load the whole file, and
+        # a special token that a user has added would no longer be found in texts
         kwargs.pop("trust_remote_code", None)
         settings = super().convert_to_native_format(**kwargs)
         file = kwargs.get("tokenizer_file")
         if file is not None and Path(file).is_file():
-            definition = json.loads(Path(file).read_text(encoding="utf-8"))
-            definition["model"] |= {"vocab": {}, "merges": []}
-            backend = Tokenizer.from_str(json.dumps(definition | {"added_tokens": []}))
             # the library returns only the vocabulary, the merges and the post-processor
-            settings |= {name: getattr(backend, name) for name in SAVED_COMPONENTS}
+            backend = Tokenizer.from_file(str(file))
+            settings["normalizer"] = backend.normalizer
+            settings["pre_tokenizer"] = backend.pre_tokenizer
+            if not _has_default_decoder(backend):
+                settings["decoder"] = backend.decoder
         return settings
 
     def _read_added_tokens(self, settings: dict[str, bool]):
@@ -197,9 +193,10 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         # tokens are not checked
         if hasattr(self, "symbols"):
             self._refuse_byte_symbols([token for token in tokens if str(token) not in named_tokens])
+        has_default_decoder = _has_default_decoder(self._tokenizer)
         num_added = self._tokenizer.add_tokens(tokens)
-        if _is_decoder_of_class(self._tokenizer.decoder):
-            self._tokenizer.decoder = self._decoder_of_class()
+        if has_default_decoder:
+            self._tokenizer.decoder = _default_decoder(self._tokenizer)
         return num_added
 
     def _refuse_byte_symbols(self, tokens: list[AddedToken]):
@@ -211,21 +208,6 @@ class VanillaTransformerTokenizer(TokenizersBackend):
                     f"token {token!r} cannot be added: the vocabulary has the same token for "
                     f"{text!r}. Add it with a character before or after it."
                 )
-
-    def _decoder_of_class(self) -> decoders.Decoder:
-        # ByteLevel decodes every character as the symbol of a byte, also in a token that a user has
-        # added, such as Zürich. So each such token is first replaced by the symbols of its bytes
-        vocab = self._tokenizer.get_vocab(with_added_tokens=False)
-        added_tokens = {
-            unicodedata.normalize("NFC", str(token))
-            for token in self._tokenizer.get_added_tokens_decoder().values()
-        }
-        added_token_steps = [
-            decoders.Replace(Regex(f"^{re.escape(token)}$"), _byte_symbols(token))
-            for token in sorted(added_tokens)
-            if _is_of_byte_symbols(token) and token not in vocab
-        ]
-        return decoders.Sequence([*added_token_steps, *LAST_DECODERS])
 
     def __setstate__(self, state: dict):
         self.__dict__.update(state)
@@ -273,7 +255,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
 def _make_backend(
     vocab: dict[str, int], merges: list[tuple[str, str]], symbols: list[str]
 ) -> Tokenizer:
-    """Make a backend with the normalizer and the pre-tokenizer of this class."""
+    """Make a backend with the normalizer, the pre-tokenizer and the decoder of this class."""
     # merges do not lead to a symbol, so with `ignore_merges` BPE first looks up the whole word
     backend = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=bool(symbols)))
     # the pre-tokenizer puts a space before a text that begins without one, and the normalizer
@@ -291,6 +273,7 @@ def _make_backend(
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not symbols),
         ]
     )
+    backend.decoder = _default_decoder(backend)
     return backend
 
 
@@ -305,16 +288,29 @@ def _given_post_processor(settings: dict[str, Any]) -> processors.PostProcessor 
     return None if backend is None else backend.post_processor
 
 
-def _is_decoder_of_class(decoder: decoders.Decoder | None) -> bool:
-    """Return whether a decoder is one of `_decoder_of_class`, for any added tokens."""
-    if not isinstance(decoder, decoders.Sequence):
-        return False
-    steps = json.loads(decoder.__getstate__())["decoders"]
-    last_steps = [json.loads(step.__getstate__()) for step in LAST_DECODERS]
-    added_token_steps = steps[: -len(last_steps)]
-    return steps[-len(last_steps) :] == last_steps and all(
-        step["type"] == "Replace" for step in added_token_steps
+def _default_decoder(backend: Tokenizer) -> decoders.Decoder:
+    """Return the decoder of this class for the added tokens of a backend."""
+    # ByteLevel decodes every character as the symbol of a byte, also in a token that a user has
+    # added, such as Zürich. So each such token is first replaced by the symbols of its bytes
+    vocab = backend.get_vocab(with_added_tokens=False)
+    added_tokens = {
+        unicodedata.normalize("NFC", str(token))
+        for token in backend.get_added_tokens_decoder().values()
+    }
+    added_token_steps = [
+        decoders.Replace(Regex(f"^{re.escape(token)}$"), _byte_symbols(token))
+        for token in sorted(added_tokens)
+        if _is_of_byte_symbols(token) and token not in vocab
+    ]
+    return decoders.Sequence(
+        [*added_token_steps, decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
     )
+
+
+def _has_default_decoder(backend: Tokenizer) -> bool:
+    """Return False if a user has changed the decoder of a backend."""
+    decoder, default = backend.decoder, _default_decoder(backend)
+    return decoder is not None and decoder.__getstate__() == default.__getstate__()
 
 
 def symbol_token(symbol: str) -> str:

@@ -8,7 +8,6 @@ in one or several processes.
 
 import contextlib
 import copy
-import json
 import logging
 import sys
 from dataclasses import dataclass, field
@@ -40,8 +39,9 @@ from ..atomic_files import is_disk_full, locked_folder
 from ..batches_vanilla_transformer import max_source_tokens
 from ..console import run_command, sentence_of
 from ..generation_vanilla_transformer import set_paper_search
-from ..loading import load_run
+from ..loading import ADAPTER_FILE, load_run
 from ..publishing import push_to_hub
+from ..records import mapping, read_json, whole_number
 from .config import bleu_tokenizer_of, check_columns
 from .data.batches import IGNORED
 from .data.corpus import is_hub_name, load_translations
@@ -340,10 +340,10 @@ def _train(trainer: FusedTrainer, args: Seq2SeqTrainingArguments, lora_rank: int
 
 
 def _refuse_other_rank(checkpoint: Path, lora_rank: int):
-    adapter_config = checkpoint / "adapter_config.json"
+    adapter_config = checkpoint / ADAPTER_FILE
     saved_rank = 0
     if adapter_config.is_file():
-        saved_rank = json.loads(adapter_config.read_text(encoding="utf-8"))["r"]
+        saved_rank = read_json(adapter_config, mapping({"r": whole_number()}))["r"]
     if checkpoint.is_dir() and saved_rank != lora_rank:
         raise ValueError(
             "resume_from_checkpoint must be a checkpoint of the same model with the same "
@@ -547,7 +547,8 @@ def _refuse_unknown_metric(args: Seq2SeqTrainingArguments, scores: dict[str, Any
 
 def _refuse_scheduler(args: Seq2SeqTrainingArguments):
     """Refuse missing or unknown `lr_scheduler_kwargs`, which some schedulers need."""
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    # a scheduler may compare its settings with the learning rate
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
     try:
         get_scheduler(
             args.lr_scheduler_type,

@@ -340,6 +340,13 @@ def test_a_vocabulary_without_special_tokens_is_refused(tmp_path):
     assert {named.pad_token_id, named.eos_token_id} == {258, 259}
 
 
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
+    model = models.Unigram([("a", -1.0), ("<unk>", -2.0)], unk_id=1)
+    Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"must hold the special tokens .* got 2 tokens without"):
+        VanillaTransformerTokenizer.from_pretrained(tmp_path)
+
+
 def test_a_vocabulary_without_the_bytes_is_refused(tmp_path):
     save_foreign(tmp_path, [*SPECIAL_TOKENS, "a", "b"])
     with pytest.raises(ValueError, match=r"must hold all 256 byte symbols.* got 2"):
@@ -432,6 +439,11 @@ def test_the_tokens_that_every_text_gets_are_saved(single, folder, tmp_path):
         {"pre_tokenizer": pre_tokenizers.Digits(individual_digits=True)},
         {"decoder": decoders.ByteLevel()},
         {"decoder": decoders.Sequence([decoders.ByteLevel(), decoders.Replace("t", "d")])},
+        {
+            "decoder": decoders.Sequence(
+                [decoders.Replace("t", "d"), decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
+            )
+        },
         {
             "normalizer": normalizers.NFKC(),
             "pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True),

@@ -602,6 +602,17 @@ def test_a_setting_that_the_library_cannot_use_is_named(
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_scheduler_is_checked_with_the_learning_rate(base, corpus, tmp_path, capsys):
+    settings = {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": '{"lr_end": 0.005}'}
+    runs = [
+        main(flags(base, corpus, tmp_path / str(rate), max_steps=1, learning_rate=rate, **settings))
+        for rate in (0.01, 0.001)
+    ]
+    assert runs == [0, 1]
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: lr_scheduler_kwargs must fit lr_scheduler_type 'polynomial'")
+
+
 @pytest.mark.parametrize(("rank", "other_rank"), [(2, 4), (2, 0), (0, 2)])
 def test_a_checkpoint_of_adapters_resumes_only_with_their_rank(
     base, corpus, tmp_path, capsys, rank, other_rank
