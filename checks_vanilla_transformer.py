@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation import GenerationMode
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -123,6 +124,31 @@ def check_search_settings(config: GenerationConfig):
         )
     if config.eos_token_id is None and beams is not None and beams > 1:
         raise ValueError("eos_token_id must be set for length_penalty_alpha, got None.")
+
+
+def check_mode(
+    mode: GenerationMode, config: GenerationConfig, num_sentences: int, has_streamer: bool
+):
+    """Refuse searches that the library refuses late or not in every case.
+
+    Args:
+        mode: Kind of search.
+        config: Settings of the search.
+        num_sentences: Number of sentences in the batch.
+        has_streamer: Whether a streamer receives the tokens.
+
+    Raises:
+        ValueError: If several sentences are given for assisted decoding, or several beams with a
+            streamer.
+    """
+    if mode == GenerationMode.ASSISTED_GENERATION and num_sentences > 1:
+        # the library refuses a batch only after the assistant has encoded it
+        raise ValueError(
+            f"assisted decoding takes one sentence at a time, got a batch of {num_sentences}."
+        )
+    if has_streamer and (config.num_beams or 1) > 1:
+        # the library refuses this only without sampling
+        raise ValueError(f"num_beams must be 1 with a streamer, got {config.num_beams}.")
 
 
 def engine_precision(settings: Mapping[str, Any]) -> str | None:

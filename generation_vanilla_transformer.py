@@ -29,6 +29,7 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
+    StoppingCriteria,
     StoppingCriteriaList,
 )
 from transformers.generation import GenerationMode, LogitsProcessorList
@@ -38,6 +39,7 @@ from transformers.utils import ModelOutput
 from .checks_vanilla_transformer import (
     check_inputs,
     check_length,
+    check_mode,
     check_numbers,
     check_search_settings,
     check_search_tokens,
@@ -174,13 +176,7 @@ class SearchMixin(_Base):
         )
         kwargs = plain_numbers(kwargs)
         if kwargs.get("custom_generate") is not None:
-            config, _ = self._resolve_settings(generation_config, kwargs)
-            # custom code may combine any length penalties
-            config.length_penalty_alpha = None
-            check_search_settings(config)
-            self._choose_engine(config, "custom_generate is given", False)
-            for name in ("precision", "int8", "engine"):
-                kwargs.pop(name, None)
+            self._prepare_custom_generate(generation_config, kwargs)
             return library_generate(
                 inputs, generation_config, stopping_criteria=stopping_criteria, **kwargs
             )
@@ -198,15 +194,7 @@ class SearchMixin(_Base):
         check_length(self.config, source_shape(model_inputs)[0], "source")
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
-        cache_reason = reason_against_cache(self.get_decoder())
-        if config.use_cache is not False and cache_reason is not None:
-            warn_once(
-                "%s.generate uses no cache, because %s. To use the cache, set `layer_idx` of the "
-                "layers to 0, 1, ..., and `decoder_layers` of the configuration to their number.",
-                type(self).__name__,
-                cache_reason,
-            )
-            config.use_cache = kwargs["use_cache"] = False
+        self._forgo_unusable_cache(config, kwargs)
         source_length, num_sentences = source_shape(model_inputs)
         terms = None
         if required_tokens is not None and any(required_tokens):
@@ -214,30 +202,13 @@ class SearchMixin(_Base):
             check_terms(terms, config, num_sentences, self.config.vocab_size)
             config.num_beams = kwargs["num_beams"] = (config.num_beams or 1) * num_banks(terms)
         mode = config.get_generation_mode(assistant_model)
-        if mode == GenerationMode.ASSISTED_GENERATION and num_sentences > 1:
-            # refuse early: the library refuses a batch only after the assistant has encoded it
-            raise ValueError(
-                f"assisted decoding takes one sentence at a time, got a batch of {num_sentences}."
-            )
-        if streamer is not None and (config.num_beams or 1) > 1:
-            # the library refuses this only without sampling
-            raise ValueError(f"num_beams must be 1 with a streamer, got {config.num_beams}.")
+        check_mode(mode, config, num_sentences, streamer is not None)
         all_criteria = StoppingCriteriaList(stopping_criteria or ())
         if source_length:
-            prompt_length = self._count_prompt_tokens(config, model_inputs)
-            has_max_length = self._has_max_length(generation_config, kwargs)
-            max_length = self._default_max_length(
-                config, source_length, prompt_length, has_max_length
+            generation_config, length_criteria = self._limit_length(
+                config, generation_config, model_inputs, kwargs
             )
-            if max_length is not None:
-                if generation_config is None:
-                    kwargs["max_length"] = max_length
-                else:
-                    generation_config = copy.deepcopy(generation_config)
-                    generation_config.max_length = max_length
-            if config.max_extra_tokens is not None:
-                sentence_limits = source_lengths(model_inputs) + config.max_extra_tokens
-                all_criteria.append(SentenceLengthCriteria(sentence_limits, prompt_length))
+            all_criteria += length_criteria
         modules_reason = reason_for_modules(config, mode, model_inputs)
         if synced_gpus:
             modules_reason = modules_reason or "synced_gpus is set"
@@ -280,6 +251,31 @@ class SearchMixin(_Base):
         # Seq2SeqTrainer passes labels, which no search reads
         kwargs.pop("labels", None)
 
+    def _prepare_custom_generate(
+        self, given_config: GenerationConfig | None, kwargs: dict[str, Any]
+    ):
+        """Check the settings of a search by custom code, and leave out those of the engine."""
+        config, _ = self._resolve_settings(given_config, kwargs)
+        # custom code may combine any length penalties
+        config.length_penalty_alpha = None
+        check_search_settings(config)
+        self._choose_engine(config, "custom_generate is given", False)
+        for name in ("precision", "int8", "engine"):
+            kwargs.pop(name, None)
+
+    def _forgo_unusable_cache(self, config: GenerationConfig, kwargs: dict[str, Any]):
+        """Turn the cache off, with a warning, if the decoder's layers cannot use it."""
+        reason = reason_against_cache(self.get_decoder())
+        if config.use_cache is False or reason is None:
+            return
+        warn_once(
+            "%s.generate uses no cache, because %s. To use the cache, set `layer_idx` of the "
+            "layers to 0, 1, ..., and `decoder_layers` of the configuration to their number.",
+            type(self).__name__,
+            reason,
+        )
+        config.use_cache = kwargs["use_cache"] = False
+
     def _resolve_settings(
         self, given_config: GenerationConfig | None, kwargs: dict[str, Any]
     ) -> tuple[GenerationConfig, dict[str, Any]]:
@@ -290,6 +286,36 @@ class SearchMixin(_Base):
         for name in SEARCH_FIELDS:
             setattr(config, name, getattr(config, name, None))
         return config, config.update(**kwargs)
+
+    def _limit_length(
+        self,
+        config: GenerationConfig,
+        given_config: GenerationConfig | None,
+        inputs: Mapping[str, Any],
+        kwargs: dict[str, Any],
+    ) -> tuple[GenerationConfig | None, list[StoppingCriteria]]:
+        """Limit the length of translations by their sources.
+
+        A maximum length of the batch is set in `kwargs`, or in a copy of the user's configuration,
+        which is returned; the criterion returned limits each sentence.
+        """
+        prompt_length = self._count_prompt_tokens(config, inputs)
+        max_length = self._default_max_length(
+            config,
+            source_shape(inputs)[0],
+            prompt_length,
+            self._has_max_length(given_config, kwargs),
+        )
+        if max_length is not None:
+            if given_config is None:
+                kwargs["max_length"] = max_length
+            else:
+                given_config = copy.deepcopy(given_config)
+                given_config.max_length = max_length
+        if config.max_extra_tokens is None:
+            return given_config, []
+        sentence_limits = source_lengths(inputs) + config.max_extra_tokens
+        return given_config, [SentenceLengthCriteria(sentence_limits, prompt_length)]
 
     def _has_max_length(
         self, given_config: GenerationConfig | None, kwargs: Mapping[str, Any]

@@ -54,12 +54,27 @@ def from_torch(
     check_class("module.decoder", module.decoder, nn.TransformerDecoder)
     for stack in (module.encoder, module.decoder):
         refuse_modified_source(stack, "torch's nn.Transformer")
+    config = VanillaTransformerConfig(
+        vocab_size=embedding.shape[0], **_read_fields(module), **fields
+    )
+    weights = {
+        "model.encoder.embed_tokens.weight": embedding,
+        "model.decoder.embed_tokens.weight": embedding,
+        "lm_head.weight": embedding,
+    }
+    for stack, renames in (("encoder", ENCODER_RENAMES), ("decoder", DECODER_RENAMES)):
+        torch_weights = getattr(module, stack).state_dict(prefix=f"model.{stack}.")
+        weights |= split_projections(rename_weights(torch_weights, renames))
+    return check_decoder_states(module, build_model(config, weights, "torch's nn.Transformer"))
+
+
+def _read_fields(module: nn.Transformer) -> dict[str, Any]:
+    """Return the fields of the configuration that describe the stacks; refuse other stacks."""
     encoder_layers, decoder_layers = module.encoder.layers, module.decoder.layers
-    num_encoder_layers, num_decoder_layers = len(encoder_layers), len(decoder_layers)
-    if not num_encoder_layers or not num_decoder_layers:
+    if not len(encoder_layers) or not len(decoder_layers):
         raise ValueError(
-            f"encoder and decoder must have layers, got {num_encoder_layers} and "
-            f"{num_decoder_layers} of them."
+            f"encoder and decoder must have layers, got {len(encoder_layers)} and "
+            f"{len(decoder_layers)} of them."
         )
     layers = [*encoder_layers, *decoder_layers]
     if any(layer.linear1.bias is None for layer in layers):
@@ -77,52 +92,50 @@ def from_torch(
         if isinstance(submodule, nn.Dropout) and submodule not in feed_forward_dropouts
     ]
     norms = [submodule for submodule in module.modules() if isinstance(submodule, nn.LayerNorm)]
-    for stack in ("encoder", "decoder"):
-        has_norm = getattr(module, stack).norm is not None
-        if has_norm != norm_first:
-            raise ValueError(
-                f"{stack}.norm must be {'given' if norm_first else 'None'} where norm_first is "
-                f"{norm_first}, got {'one' if has_norm else 'None'}: the paper's stacks end with "
-                "the norm of their last layer, and torch adds one more unless it is removed "
-                "before training."
-            )
-    config = VanillaTransformerConfig(
-        vocab_size=embedding.shape[0],
-        hidden_size=module.d_model,
-        encoder_layers=num_encoder_layers,
-        encoder_attention_heads=num_heads,
-        encoder_ffn_dim=_shared_value(
+    _check_final_norms(module, norm_first)
+    return {
+        "hidden_size": module.d_model,
+        "encoder_layers": len(encoder_layers),
+        "encoder_attention_heads": num_heads,
+        "encoder_ffn_dim": _shared_value(
             "dim_feedforward", (layer.linear1.out_features for layer in encoder_layers)
         ),
-        decoder_layers=num_decoder_layers,
-        decoder_attention_heads=num_heads,
-        decoder_ffn_dim=_shared_value(
+        "decoder_layers": len(decoder_layers),
+        "decoder_attention_heads": num_heads,
+        "decoder_ffn_dim": _shared_value(
             "dim_feedforward", (layer.linear1.out_features for layer in decoder_layers)
         ),
-        norm_first=norm_first,
-        attention_bias=True,
-        activation_function=_shared_value(
+        "norm_first": norm_first,
+        "attention_bias": True,
+        "activation_function": _shared_value(
             "activation", (_activation_name(layer.activation) for layer in layers)
         ),
-        dropout=_shared_value("dropout", (dropout.p for dropout in residual_dropouts)),
-        attention_dropout=_shared_value(
+        "dropout": _shared_value("dropout", (dropout.p for dropout in residual_dropouts)),
+        "attention_dropout": _shared_value(
             "dropout of attention", (attention.dropout for attention in attentions)
         ),
-        activation_dropout=_shared_value(
+        "activation_dropout": _shared_value(
             "dropout of linear1", (dropout.p for dropout in feed_forward_dropouts)
         ),
-        layer_norm_eps=_shared_value("layer_norm_eps", (norm.eps for norm in norms)),
-        **fields,
-    )
-    weights = {
-        "model.encoder.embed_tokens.weight": embedding,
-        "model.decoder.embed_tokens.weight": embedding,
-        "lm_head.weight": embedding,
+        "layer_norm_eps": _shared_value("layer_norm_eps", (norm.eps for norm in norms)),
     }
-    for stack, renames in (("encoder", ENCODER_RENAMES), ("decoder", DECODER_RENAMES)):
-        torch_weights = getattr(module, stack).state_dict(prefix=f"model.{stack}.")
-        weights |= split_projections(rename_weights(torch_weights, renames))
-    return check_decoder_states(module, build_model(config, weights, "torch's nn.Transformer"))
+
+
+def _check_final_norms(module: nn.Transformer, norm_first: bool):
+    """Refuse post-norm stacks with a final norm, and pre-norm stacks without one."""
+    for stack in ("encoder", "decoder"):
+        has_norm = getattr(module, stack).norm is not None
+        if has_norm and not norm_first:
+            raise ValueError(
+                f"{stack}.norm must be None where norm_first is False, got one: the paper's stacks "
+                "end with the norm of their last layer, and torch adds one more unless it is "
+                "removed before training."
+            )
+        if norm_first and not has_norm:
+            raise ValueError(
+                f"{stack}.norm must be given where norm_first is True, got None: pre-norm stacks "
+                "of this package end with a norm."
+            )
 
 
 def _shared_value(name: str, values: Iterable[Any]) -> Any:

@@ -262,6 +262,11 @@ def test_converted_embeddings_are_tied_if_the_peers_were():
             "encoder.norm must be None where norm_first is False",
         ),
         (
+            lambda: without_norms(norm_first=True),
+            lambda module: from_torch(module, torch.zeros(9, 12)),
+            "encoder.norm must be given where norm_first is True",
+        ),
+        (
             lambda: without_norms(activation=torch.tanh),
             lambda module: from_torch(module, torch.zeros(9, 12)),
             "activation must be ReLU or GELU",
