@@ -31,12 +31,14 @@ from .identity_vanilla_transformer import (
     first_difference,
 )
 from .kernels_vanilla_transformer import (
+    ROW_MULTIPLE,
     Bf16Linear,
     Int8Linear,
     PackedLinear,
     PlainLinear,
     captured,
     has_bf16_instructions,
+    keep_freed_memory,
 )
 from .search_vanilla_transformer import Decoding
 
@@ -45,6 +47,9 @@ MOST_SCORES = 2**25
 # initial number of slots of the self-attention cache, for plain and for captured steps. A captured
 # step reads all slots, but must be captured again when the cache grows
 FIRST_SLOTS, FIRST_CAPTURED_SLOTS = 64, 256
+# maximum number of logits that are computed before tokens are selected from them, 24 MB. More would
+# leave the cache of the CPU before they are read
+MOST_LOGITS = 6 * 2**20
 # devices on which a step is captured once as a graph and then replayed, because launching its
 # kernels takes longer than their work
 CAPTURING_DEVICES = ("cuda",)
@@ -225,6 +230,7 @@ class SearchEngine:
     """
 
     def __init__(self, model: PreTrainedModel, linear_class: type = PackedLinear):
+        keep_freed_memory()
         encoder, decoder = model.get_encoder(), model.get_decoder()
         self.encoder_layers = [PackedLayer(layer, linear_class, False) for layer in encoder.layers]
         self.decoder_layers = [PackedLayer(layer, linear_class, True) for layer in decoder.layers]
@@ -338,6 +344,7 @@ class EngineDecoding(Decoding):
         self.layers = engine.decoder_layers
         self.memory_keys, self.memory_values = memory_keys, memory_values
         self.memory_bias = memory_bias
+        self.num_tokens = engine.num_tokens
         self.num_sentences = memory_keys[0].shape[0]
         self.num_heads = memory_keys[0].shape[1]
         self.length = self.num_used_slots = 0
@@ -360,13 +367,40 @@ class EngineDecoding(Decoding):
         Returns:
             Logits in float32, [B, R, V]; in the first call one row for each sentence, [B, 1, V].
         """
+        states = self._read(ids)
+        return self.engine.vocabulary(states.flatten(0, 1)).float().unflatten(0, states.shape[:2])
+
+    def select(
+        self, ids: Tensor, choose: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Read tokens as `step` does, and choose from the logits of the next token, part by part.
+
+        Args:
+            ids: All tokens of each hypothesis, [B, R, T].
+            choose: Function of the logits of some rows, [rows, V], which it may overwrite. It
+                returns scores and tokens, [rows, C] each.
+
+        Returns:
+            Scores and tokens, [B, R, C] each; in the first call [B, 1, C].
+        """
+        states = self._read(ids)
+        shape, states = states.shape[:2], states.flatten(0, 1)
+        num_parts = math.ceil(len(states) * self.engine.num_tokens / MOST_LOGITS)
+        rows_per_part = math.ceil(len(states) / num_parts / ROW_MULTIPLE) * ROW_MULTIPLE
+        parts = [
+            choose(self.engine.vocabulary(part).float()) for part in states.split(rows_per_part)
+        ]
+        scores, tokens = map(torch.cat, zip(*parts, strict=True))
+        return scores.unflatten(0, shape), tokens.unflatten(0, shape)
+
+    def _read(self, ids: Tensor) -> Tensor:
+        """Read the tokens that were added since the last call; return states, [B, R, d_model]."""
         shared_cores.update()
         # in the first call all rows of a sentence are equal, so only one of them is read
         read_ids = ids if self.length else ids[:, :1]
         for position in range(self.length, ids.shape[2]):
             states = self._read_tokens(read_ids[:, :, position])  # [B * R, d_model]
-        logits = self.engine.vocabulary(states).float()  # [B * R, V]
-        return logits.view(*read_ids.shape[:2], -1)
+        return states.unflatten(0, read_ids.shape[:2])
 
     def _read_tokens(self, tokens: Tensor) -> Tensor:
         """Read one token of each row, [B, R], and return the decoder's states, [B * R, d_model]."""
@@ -513,6 +547,8 @@ class CapturedDecoding(EngineDecoding):
     # a new capture pays off when half of the sentences leave the batch
     min_finished_share = 0.5
     _replay: Callable[[], None] | None = None
+    # a captured step computes all logits
+    select = Decoding.select
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         """Do some work once, and capture it as a CUDA graph.
@@ -961,7 +997,9 @@ def without_bias(logits: Tensor, bias: Tensor | None) -> Tensor:
         logits: Logits, [..., V].
         bias: Bias of the output projection, [V], or None.
     """
-    return logits if bias is None else logits - bias.to(logits).nan_to_num(posinf=0.0, neginf=0.0)
+    if bias is None:
+        return logits
+    return logits - bias.detach().to(logits).nan_to_num(posinf=0.0, neginf=0.0)
 
 
 def deviations(

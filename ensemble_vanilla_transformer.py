@@ -63,6 +63,7 @@ class EnsembleDecoding(Decoding):
 
     def __init__(self, members: Sequence[Decoding]):
         self.members = members
+        self.num_tokens = members[0].num_tokens
         self.min_finished_share = max(member.min_finished_share for member in members)
 
     def step(self, ids: Tensor) -> Tensor:

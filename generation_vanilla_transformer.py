@@ -663,18 +663,19 @@ class EngineModel:
             Logits of all tokens, [B * K, 1, V], or log-probabilities of the candidates,
             [B * K, 1, C].
         """
-        length = input_ids.shape[1]
-        logits = self._decoding.step(input_ids.view(-1, self._num_beams, length))  # [B, 1 or K, V]
-        num_repeats = self._num_beams // logits.shape[1]
-        logits = logits.flatten(0, 1)
-        suppressed = None if self._rules is None else self._rules.suppressed(length, logits)
-        if self._rules is None or suppressed is None:
+        ids = input_ids.unflatten(0, (-1, self._num_beams))  # [B, K, T]
+        candidates = None if self._rules is None else self._rules.select(self._decoding, ids)
+        if candidates is None:
             self._step_candidates = None
-            return Seq2SeqLMOutput(logits=logits.repeat_interleave(num_repeats, dim=0)[:, None])
-        candidates = self._rules.top_k_log_probs(logits, suppressed)
-        scores, tokens = (tensor.repeat_interleave(num_repeats, dim=0) for tensor in candidates)
+            return Seq2SeqLMOutput(logits=self._row_of_each_beam(self._decoding.step(ids))[:, None])
+        scores, tokens = map(self._row_of_each_beam, candidates)
         self._step_candidates = scores, tokens
         return Seq2SeqLMOutput(logits=scores[:, None])
+
+    def _row_of_each_beam(self, numbers: Tensor) -> Tensor:
+        """Return one row for each beam, [B * K, ...]; a first step may return one per sentence."""
+        num_repeats = self._num_beams // numbers.shape[1]
+        return numbers.flatten(0, 1).repeat_interleave(num_repeats, dim=0)
 
     def process(self, input_ids: Tensor, log_probs: Tensor) -> Tensor:
         """Return the processed log-probabilities of a step, [B * K, V or C].

@@ -32,6 +32,8 @@ SMALLEST_GROUPED_VOCABULARY = 4096
 # if the largest logit of a row is within this distance of 0, the sum of the exponentials of the row
 # neither overflows nor underflows in float32. Otherwise the maximum must be subtracted first
 LARGEST_SAFE_LOGIT = 60.0
+# almost 32 MiB, the largest block that raises the amount of freed memory that glibc keeps
+LARGEST_KEPT_BYTES = 2**25 - 2**16
 HIGHEST_INT8 = 127
 # the largest weight of an output counts as at least this number, so that no scale is 0
 SMALLEST_SCALE = 1e-12
@@ -238,6 +240,18 @@ class Int8Linear:
     def is_used_in_place(weight: Tensor) -> bool:
         """Return whether a weight of a linear layer is read from the layer, without a copy."""
         return False
+
+
+@functools.cache
+def keep_freed_memory():
+    """Let glibc keep freed memory for the next step of a search, instead of returning it.
+
+    Memory that was returned to the kernel is cleared, page by page, when it is used again. In int8
+    this took as long as the products of a step. glibc keeps up to twice the size of the largest
+    block that was mapped and freed, if this block has at most 32 MiB (mallopt(3), M_MMAP_THRESHOLD
+    and M_TRIM_THRESHOLD), so freeing one such block is enough.
+    """
+    torch.empty(LARGEST_KEPT_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def is_large(weight: Tensor) -> bool:

@@ -9,6 +9,7 @@ candidates, V tokens in the vocabulary, T target tokens so far, L length of the 
 target with its start token.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -62,11 +63,13 @@ class Decoding:
         min_finished_share: Smallest share of finished sentences in the batch at which they are
             removed.
         is_captured: Whether work on the device can be captured and replayed, with `capture`.
+        num_tokens: V, size of the vocabulary; None if only the logits of a step show it.
     """
 
     is_fixed = False
     min_finished_share = 0.1
     is_captured = False
+    num_tokens: int | None = None
 
     def step(self, ids: Tensor) -> Tensor:
         """Read the tokens that were added since the last call, and score the next token.
@@ -80,6 +83,25 @@ class Decoding:
             The first call may return one row for each sentence, [B, 1, V].
         """
         raise NotImplementedError
+
+    def select(
+        self, ids: Tensor, choose: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Read tokens as `step` does, and choose from the logits of the next token.
+
+        Args:
+            ids: All tokens of each hypothesis, [B, R, T], as in `step`.
+            choose: Function of the logits of some rows, [rows, V], which it may overwrite. It
+                returns scores and tokens, [rows, C] each.
+
+        Returns:
+            Scores and tokens of all rows, [B, R, C] each, or [B, 1, C] where `step` returns one row
+            for each sentence.
+        """
+        logits = self.step(ids)
+        scores, tokens = choose(logits.flatten(0, 1))
+        shape = logits.shape[:2]
+        return scores.unflatten(0, shape), tokens.unflatten(0, shape)
 
     def reorder(self, parents: Tensor, kept_sentences: Tensor | None = None):
         """Reorder the hypotheses after a step, and remove finished sentences.
@@ -438,23 +460,31 @@ class PaperBeamSearch:
             num_added = min(num_tokens, self.results.origins.shape[2] - num_tokens)
             self.open = self.open.lengthened(num_added, self.padding_id)
             self.complete = self.complete.lengthened(num_added, self.padding_id)
-        logits = self.decoding.step(self.open.ids[:, :, :length])  # [B, R, V]
-        suppressed = None if self.rules is None else self.rules.suppressed(length, logits)
-        if self.rules is None or suppressed is None:
-            log_probs, tokens = self._log_probs(logits, length), None
-        elif self._can_capture(logits, step):
-            return self._take_captured_step(self.rules, logits, suppressed, step)
-        else:
-            log_probs, tokens = self.rules.top_k_log_probs(logits, suppressed)
+        ids = self.open.ids[:, :, :length]
+        can_capture = self._can_capture(step)
+        candidates: tuple[Tensor, Tensor | None] | None = None
+        if self.rules is not None and not can_capture:
+            candidates = self.rules.select(self.decoding, ids)
+        if candidates is None:
+            logits = self.decoding.step(ids)  # [B, R, V]
+            suppressed = None
+            if self.rules is not None:
+                suppressed = self.rules.suppressed(length, logits.shape[-1], logits.device)
+            if self.rules is None or suppressed is None:
+                candidates = self._log_probs(logits, length), None
+            elif can_capture:
+                return self._take_captured_step(self.rules, logits, suppressed, step)
+            else:
+                candidates = self.rules.top_k_log_probs(logits, suppressed)
+        log_probs, tokens = candidates
         self._captured = None
         self.is_finished = self.is_finished | self._advance(log_probs, tokens, step)
         return self.is_finished
 
-    def _can_capture(self, logits: Tensor, step: int) -> bool:
+    def _can_capture(self, step: int) -> bool:
         """Return whether the selection of a step is like that of the next one."""
-        is_first_step = logits.shape[1] < self.num_beams
         is_last_step = self.is_stopped or step >= self.first_limit
-        is_constant = not (is_first_step or is_last_step or self.stopping_criteria)
+        is_constant = not (step == 1 or is_last_step or self.stopping_criteria)
         return is_constant and self.decoding.is_captured
 
     def _take_captured_step(
@@ -704,7 +734,9 @@ def greedy_search(
     is_search_finished = False
     while not is_search_finished:
         logits = decoding.step(ids[sentence_indices, None, :length])[:, 0]  # [B, V]
-        suppressed = None if rules is None else rules.suppressed(length, logits)
+        suppressed = None
+        if rules is not None:
+            suppressed = rules.suppressed(length, logits.shape[-1], logits.device)
         if suppressed is None:
             # a processor may identify each row by its index in the original batch, so all rows of
             # this batch are restored
@@ -832,20 +864,38 @@ class TokenRules:
         shape = *logits.shape[:-1], self.count
         return log_probs.view(shape), tokens.view(shape)
 
-    def suppressed(self, length: int, logits: Tensor) -> Tensor | None:
+    def select(self, decoding: Decoding, ids: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Let a decoder read tokens, and return the most probable allowed next tokens.
+
+        Args:
+            decoding: Decoder, which reads the tokens only if these rules suffice for the selection.
+            ids: All tokens of each hypothesis, [B, R, T].
+
+        Returns:
+            Log-probabilities and tokens, most probable first, [B, R, C] each, or [B, 1, C] where
+            `step` returns one row for each sentence; None if the selection needs all logits of
+            `step`.
+        """
+        if decoding.num_tokens is None:
+            return None
+        suppressed = self.suppressed(ids.shape[-1], decoding.num_tokens, ids.device)
+        if suppressed is None:
+            return None
+        return decoding.select(ids, functools.partial(self.top_k_log_probs, suppressed=suppressed))
+
+    def suppressed(self, length: int, vocab_size: int, device: torch.device) -> Tensor | None:
         """Return the tokens that are forbidden at one step.
 
         Args:
             length: Number of target tokens so far, the prompt included.
-            logits: Scores of all tokens, [..., V]; transformers ignores `suppress_tokens` that are
-                not in the vocabulary.
+            vocab_size: V; transformers ignores `suppress_tokens` that are not in the vocabulary.
+            device: Device of the logits.
 
         Returns:
-            Token ids on the device of the logits, the same tensor for the same tokens; None if the
-            processors must be called, because one of them forces the next token or refuses a bad
-            word that is not in the vocabulary, or if the vocabulary has fewer than C tokens.
+            Token ids on the device, the same tensor for the same tokens; None if the processors
+            must be called, because one of them forces the next token or refuses a bad word that is
+            not in the vocabulary, or if the vocabulary has fewer than C tokens.
         """
-        vocab_size = logits.shape[-1]
         highest_token = max(self.highest_bad_word, self.count - 1)
         if length in self.forced_lengths or highest_token >= vocab_size:
             return None
@@ -854,7 +904,7 @@ class TokenRules:
         )
         if tokens not in self._suppressed:
             ids = sorted(token for token in tokens if 0 <= token < vocab_size)
-            self._suppressed[tokens] = torch.tensor(ids, dtype=torch.long, device=logits.device)
+            self._suppressed[tokens] = torch.tensor(ids, dtype=torch.long, device=device)
         return self._suppressed[tokens]
 
 

@@ -2,6 +2,9 @@
 
 import copy
 import gc
+import platform
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -962,6 +965,60 @@ def test_scores_of_long_texts_are_made_in_parts(lively_model, source, scores, se
     assert torch.equal(model.generate(**source, **search), expected)
     for found in scores[1:]:
         torch.testing.assert_close(found, scores[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        PAPER,
+        {**PAPER, "num_beams": 3, "min_new_tokens": 5, "suppress_tokens": [4, 9]},
+        {"num_beams": 4, "max_new_tokens": 9, "length_penalty": 2.0},
+        {"num_beams": 3, "max_new_tokens": 9, "suppress_tokens": [5], "renormalize_logits": True},
+    ],
+)
+def test_tokens_are_selected_from_a_part_of_the_rows_at_a_time(
+    lively_model, source, searched, scores, monkeypatch, search
+):
+    model = lively_model()
+    expected = model.generate(**source, **search)
+    (packed,) = searched
+    vocabulary, part_sizes = packed.vocabulary, []
+
+    def counting(states):
+        part_sizes.append(len(states))
+        return vocabulary(states)
+
+    monkeypatch.setattr(packed, "vocabulary", counting)
+    monkeypatch.setattr(engine, "MOST_LOGITS", 8 * packed.num_tokens)
+    assert torch.equal(model.generate(**source, **search), expected)
+    num_beams = search["num_beams"]
+    # the first step has one row for each of the four sentences
+    assert part_sizes[:3] == [4, 8, 4 * num_beams - 8]
+    assert max(part_sizes) == 8
+    for found in scores[1:]:
+        torch.testing.assert_close(found, scores[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc, which returns memory")
+def test_a_step_does_not_clear_its_memory_anew():
+    code = """
+import resource, torch
+from vanilla_transformer.kernels_vanilla_transformer import keep_freed_memory
+
+def count_page_faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.ones(2**22), torch.ones(2**22)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 20
+
+keep_freed_memory()
+count_page_faults()
+print(count_page_faults())
+"""
+    command = [sys.executable, "-c", code]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    # without `keep_freed_memory`, each block of 16 MiB has 4,096 page faults
+    assert int(output) < 100
 
 
 def test_another_thread_may_have_made_a_shorter_table_of_positions(lively_model, monkeypatch):

@@ -539,6 +539,12 @@ def test_the_converter_of_ctranslate2_takes_an_export_to_marian(fields, tokenize
         assert len({tuple(result.hypotheses[0]) for result in found[0]}) > 2
 
 
+@pytest.mark.filterwarnings("error:.*requires_grad:UserWarning")
+@pytest.mark.parametrize("export", [to_ctranslate2, to_onnx, to_marian])
+def test_an_export_with_a_trained_bias_does_not_warn(tokenizer, tmp_path, export):
+    export(model_of(tokenizer, output_bias=True), tokenizer, tmp_path / "exported")
+
+
 def test_a_model_goes_to_marian_and_back(tokenizer, source, tmp_path):
     model = model_of(tokenizer)
     to_marian(model, tokenizer, tmp_path / "marian")
