@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,7 @@ from transformers.generation import GenerationMode, LogitsProcessorList
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import ModelOutput
 
+from .changes_vanilla_transformer import without_missing_code
 from .checks_vanilla_transformer import (
     check_inputs,
     check_length,
@@ -96,6 +98,10 @@ logger = logging.getLogger(__name__)
 # for type checkers, the mixin derives from the model class whose attributes its methods use
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as _Base
+
+    # transformers saves a class of the Hub with all files that its file imports, here also the
+    # pipeline, which the model's configuration names
+    from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401
 else:
     _Base = object
 
@@ -460,11 +466,12 @@ class SearchMixin(_Base):
             return TermBeamSearch(*search_arguments, terms=terms).run()
         return PaperBeamSearch(*search_arguments).run()
 
-    def save_pretrained(self, *args: Any, **kwargs: Any):
+    def save_pretrained(self, save_directory: str | PathLike, *args: Any, **kwargs: Any):
         """Save the model as transformers does, with the search settings of this package.
 
         Args:
-            args: Output folder.
+            save_directory: Output folder.
+            args: Arguments of `save_pretrained` of transformers.
             kwargs: Arguments of `save_pretrained` of transformers.
         """
         config = self.generation_config
@@ -472,7 +479,8 @@ class SearchMixin(_Base):
             # otherwise the library would rebuild the generation configuration of a new model from
             # the model's configuration, without these settings
             config._from_model_config = False
-        super().save_pretrained(*args, **kwargs)
+        with without_missing_code(self.config, type(self), save_directory):
+            super().save_pretrained(save_directory, *args, **kwargs)
 
     def train(self, mode: bool = True):
         """Set training or evaluation mode; training mode frees the engine's packed weights.

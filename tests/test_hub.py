@@ -18,7 +18,13 @@ import pytest
 import torch
 from hub_stand_in import TOKEN, HubStandIn, running_hub
 from huggingface_hub import constants, errors
-from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianConfig
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    MarianConfig,
+    pipeline,
+)
 from translation_toys import make_model, make_tokenizer
 
 import vanilla_transformer
@@ -267,17 +273,20 @@ def test_the_card_keeps_its_results_and_tells_how_to_load_it_by_name(hub):
 
 
 def test_it_loads_where_the_package_is_not_installed(hub, expected_file, tmp_path):
-    again = tmp_path / "again"
+    again, from_pipeline = tmp_path / "again", tmp_path / "from_pipeline"
     code = f"""
 {WITHOUT_THE_PACKAGE}
 {loading(NAME, expected_file, True)}
 for cls in classes:
     assert cls.__module__.startswith("transformers_modules."), cls
-translate.save_pretrained({str(again)!r})
+translate.save_pretrained({str(from_pipeline)!r})
+model.save_pretrained({str(again)!r})
+tokenizer.save_pretrained({str(again)!r})
 """
     run_python(code, hub, tmp_path, token=None)
     # saved by a process with code from the Hub only, and loaded by a third process
-    assert {path.name for path in again.glob("*.py")} == CODE_FILES
+    for folder in (again, from_pipeline):
+        assert {path.name for path in folder.glob("*.py")} == CODE_FILES
     code = f"""
 {WITHOUT_THE_PACKAGE}
 import torch
@@ -493,6 +502,28 @@ def test_publishing_leaves_no_trace_in_the_classes(run_folder, tmp_path):
     for name in ("config.json", "tokenizer_config.json"):
         assert "auto_map" in json.loads((tmp_path / "export" / name).read_text())
         assert "auto_map" not in json.loads((tmp_path / "later" / name).read_text())
+
+
+def test_a_published_model_that_is_saved_again_names_no_missing_code(run_folder, tmp_path):
+    published, again = tmp_path / "published", tmp_path / "again"
+    export_for_hub(run_folder, published)
+    model = AutoModelForSeq2SeqLM.from_pretrained(published)
+    tokenizer = AutoTokenizer.from_pretrained(published)
+    for folder in (again, published):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    TranslationPipeline(model, tokenizer).save_pretrained(tmp_path / "from_pipeline")
+    assert not list(again.glob("*.py"))
+    for name in ("config.json", "tokenizer_config.json"):
+        assert "auto_map" not in json.loads((again / name).read_text())
+        # the code is still in the folder
+        assert "auto_map" in json.loads((published / name).read_text())
+    assert "custom_pipelines" not in json.loads((again / "config.json").read_text())
+    expected = TranslationPipeline(model, tokenizer)(TEXTS)
+    for folder in (again, published, tmp_path / "from_pipeline"):
+        for trust in (False, True):
+            translate = pipeline("translation", model=str(folder), trust_remote_code=trust)
+            assert translate(TEXTS) == expected
 
 
 @pytest.mark.parametrize("name", ["runz/demo", "demo"])

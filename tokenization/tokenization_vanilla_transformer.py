@@ -227,6 +227,30 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             token["special"] |= token["content"] in special_tokens
         return Tokenizer.from_str(json.dumps(definition))
 
+    def save_pretrained(self, save_directory: str | PathLike, *args, **kwargs) -> tuple[str, ...]:
+        """Save the tokenizer as transformers does.
+
+        Args:
+            save_directory: Output folder.
+            args: Arguments of `save_pretrained` of transformers.
+            kwargs: Arguments of `save_pretrained` of transformers.
+
+        Returns:
+            Names of the files.
+        """
+        addresses = self.init_kwargs.get("auto_map", {})
+        class_address = next(filter(None, addresses.get("AutoTokenizer", [])), "")
+        class_file = Path(save_directory, f"{class_address.partition('.')[0]}.py")
+        if "--" in class_address or self._auto_class is not None or class_file.is_file():
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        # loaded by the installed class, which is saved without its code
+        self.init_kwargs.pop("auto_map", None)
+        try:
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            if addresses:
+                self.init_kwargs["auto_map"] = addresses
+
     def _save_pretrained(self, save_directory: str | PathLike, *args, **kwargs) -> tuple[str, ...]:
         names = super()._save_pretrained(save_directory, *args, **kwargs)
         if self._extra_special_tokens:
