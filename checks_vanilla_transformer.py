@@ -39,6 +39,9 @@ MINIMUM_OF_SETTING = {
     "encoder_no_repeat_ngram_size": 0,
     "top_k": 0,
 }
+# largest absolute value of `length_penalty_alpha`: a translation of thousands of tokens still has a
+# finite score
+MAX_LENGTH_PENALTY_ALPHA = 10
 # settings of a generation configuration that may be any finite number
 NUMBER_SETTINGS = (
     "length_penalty_alpha",
@@ -111,6 +114,11 @@ def check_search_settings(config: GenerationConfig):
     beams = config.num_beams
     if alpha is None:
         return
+    if abs(alpha) > MAX_LENGTH_PENALTY_ALPHA:
+        raise ValueError(
+            f"length_penalty_alpha must be from -{MAX_LENGTH_PENALTY_ALPHA} to "
+            f"{MAX_LENGTH_PENALTY_ALPHA}, got {alpha}."
+        )
     if config.length_penalty not in (None, 1.0):
         raise ValueError(
             "length_penalty and length_penalty_alpha are two length penalties: give one, got "

@@ -693,7 +693,7 @@ def test_greedy_and_assisted_decoding_agree(model, source):
         ("min_new_tokens", [-1, "4"]),
         ("max_extra_tokens", [-1, 1.5, True, 10**30]),
         ("no_repeat_ngram_size", [-1, 0.5]),
-        ("length_penalty_alpha", [math.nan, math.inf, "1", True]),
+        ("length_penalty_alpha", [math.nan, math.inf, "1", True, -100, 10.5]),
         ("length_penalty", [math.nan, "1"]),
         ("temperature", [math.inf, "1"]),
         ("decoder_start_token_id", [-1, 10**6, "1", 0.5]),
