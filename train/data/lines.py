@@ -160,6 +160,10 @@ def read_subtitles(file: IO[bytes], name: str) -> list[Any]:
         raise ValueError(f"{name} must hold subtitles, got something else: {error}") from error
     if not subtitles:
         raise ValueError(f"{name} must hold subtitles, got none.")
+    for number, subtitle in enumerate(subtitles, start=1):
+        if subtitle.index is None:
+            # the package would write the number 0
+            subtitle.index = number
     return subtitles
 
 

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import re
@@ -12,7 +13,11 @@ import translation_toys
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.cli import main
-from vanilla_transformer.train.data.lines import format_translated_subtitle, split_subtitle
+from vanilla_transformer.train.data.lines import (
+    format_translated_subtitle,
+    read_subtitles,
+    split_subtitle,
+)
 from vanilla_transformer.train.data.text_files import opened
 
 TEXTS = translation_toys.TEXTS[:3]
@@ -205,6 +210,15 @@ def test_subtitles_are_translated_to_subtitles(model, tmp_path, capsys, name):
         ["2", "00:00:03,250 --> 00:00:04,000"],
     ]
     assert [" ".join(block.splitlines()[2:]) for block in blocks[:2]] == [first, second]
+
+
+def test_subtitles_without_a_number_are_numbered():
+    pytest.importorskip("srt")
+    times = ["00:00:01,000 --> 00:00:02,500", "00:00:03,250 --> 00:00:04,000"]
+    for starts, numbers in ((["", ""], [1, 2]), (["7\n", ""], [7, 2]), (["", "9\n"], [1, 9])):
+        blocks = [f"{start}{time}\ndogs\n\n" for start, time in zip(starts, times, strict=True)]
+        subtitles = read_subtitles(io.BytesIO("".join(blocks).encode()), "film.srt")
+        assert [subtitle.index for subtitle in subtitles] == numbers
 
 
 def test_markup_inside_a_subtitle_is_counted(model, tmp_path, capsys, caplog):
