@@ -615,11 +615,9 @@ class TranslationPipeline(Pipeline):
                 )
         languages = [None, None] if tokenizer_languages else self._languages()
         for (name, code), expected in zip(given_languages.items(), languages, strict=True):
-            # only codes of two letters: longer codes may name a family of languages
-            is_comparable = all(
-                isinstance(language, str) and len(language) == 2 for language in (code, expected)
-            )
-            if is_comparable and code != expected:
+            # a longer code of a model may name a family of languages
+            is_one_language = isinstance(expected, str) and len(expected) == 2
+            if is_one_language and code not in (None, expected):
                 raise ValueError(
                     f"{name} must be {expected!r}: the model translates {languages[0]} to "
                     f"{languages[1]}, got {code!r}."
