@@ -4,7 +4,9 @@ This file turns the settings `target_prefix`, `required_terms` and `forbidden_te
 into settings of `generate`.
 """
 
+import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,12 +25,12 @@ class Constraints(NamedTuple):
     """Requirements of one translation.
 
     `prompt_ids` contains the token ids of the decoder's prompt, `required_terms` the token ids of
-    each required term, and `forbidden_terms` the forbidden terms as texts.
+    each required term, and `forbidden_terms` the spellings of each forbidden term.
     """
 
     prompt_ids: Sequence[int]
-    required_terms: list[list[int]]
-    forbidden_terms: Sequence[str]
+    required_terms: dict[str, list[int]]
+    forbidden_terms: dict[str, set[str]]
 
 
 def is_for_each_text(name: str, value: Any) -> bool:
@@ -79,6 +81,7 @@ def read_constraints(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     tokenize: Callable[[list[str]], list[list[int]]],
+    make_vocabulary: Callable[[], ByteVocabulary],
 ) -> list[Constraints]:
     """Turn the settings of all texts into the requirements of each translation.
 
@@ -88,14 +91,20 @@ def read_constraints(
         model: Model, whose first decoder token begins a prompt.
         tokenizer: Tokenizer of the model.
         tokenize: Function that returns the token ids of translations.
+        make_vocabulary: Function that returns the bytes of the model's tokens.
 
     Returns:
         Requirements of the translation of each text.
 
     Raises:
         ValueError: If a setting is invalid, or a required term has characters that the vocabulary
-            lacks.
+            lacks, or contains a forbidden term.
     """
+
+    def tokenize_nfc(texts: list[str]) -> list[list[int]]:
+        # a tokenizer without a normalizer would not know a text in NFD
+        return tokenize([unicodedata.normalize("NFC", text) for text in texts])
+
     no_values: list[Any] = [()] * num_texts
     prefixes, required_terms, forbidden_terms = (
         values_for_texts(name, target_settings[name], num_texts) or no_values
@@ -103,12 +112,33 @@ def read_constraints(
     )
     prompts = no_values
     if prefixes is not no_values:
-        prompts = _prefix_prompts(prefixes, model, tokenizer, tokenize)
-    ids_of_terms = _ids_of_terms({*chain.from_iterable(required_terms)}, tokenizer, tokenize)
-    return [
-        Constraints(prompt, [ids_of_terms[term] for term in dict.fromkeys(terms)], forbidden)
-        for prompt, terms, forbidden in zip(prompts, required_terms, forbidden_terms, strict=True)
+        prompts = _prefix_prompts(prefixes, model, tokenizer, tokenize_nfc)
+    ids_of_terms = _ids_of_terms({*chain.from_iterable(required_terms)}, tokenizer, tokenize_nfc)
+    spellings: dict[str, set[str]] = {}
+    if any(forbidden_terms):
+        spellings = _spellings_of_terms(
+            {*chain.from_iterable(forbidden_terms)}, tokenizer, tokenize_nfc, make_vocabulary()
+        )
+
+    @cache
+    def spelled(terms: Sequence[str]) -> dict[str, set[str]]:
+        # cached, because all texts may have the same long list
+        return {term: spellings[term] for term in terms}
+
+    constraints = [
+        Constraints(
+            prompt,
+            {term: ids_of_terms[term] for term in required},
+            spelled(tuple(forbidden)),
+        )
+        for prompt, required, forbidden in zip(
+            prompts, required_terms, forbidden_terms, strict=True
+        )
     ]
+    for constraint in constraints:
+        if constraint.required_terms and constraint.forbidden_terms:
+            _refuse_contradiction(constraint, make_vocabulary())
+    return constraints
 
 
 def _prefix_prompts(
@@ -144,6 +174,40 @@ def _ids_of_terms(
     return ids_of_terms
 
 
+def _spellings_of_terms(
+    terms: Collection[str],
+    tokenizer: PreTrainedTokenizerBase,
+    tokenize: Callable[[list[str]], list[list[int]]],
+    vocabulary: ByteVocabulary,
+) -> dict[str, set[str]]:
+    """Return the texts that stand for each term: its Unicode forms, and the text of its tokens.
+
+    The text of the tokens differs from the term if the tokenizer normalizes more than the Unicode
+    form, such as the case.
+    """
+    spellings_of_terms = {}
+    for term, ids in zip(terms, tokenize(list(terms)), strict=True):
+        word = term.strip()
+        spellings = {word, *(unicodedata.normalize(form, word) for form in ("NFC", "NFD"))}
+        if tokenizer.unk_token_id not in ids:
+            spellings.add(vocabulary.join(ids).decode(errors="replace").strip())
+        # a tokenizer may remove all characters of a term
+        spellings.discard("")
+        spellings_of_terms[term] = {term.replace(word, spelling, 1) for spelling in spellings}
+    return spellings_of_terms
+
+
+def _refuse_contradiction(constraint: Constraints, vocabulary: ByteVocabulary):
+    for required_term, ids in constraint.required_terms.items():
+        text = vocabulary.join(ids)
+        for forbidden_term, spellings in constraint.forbidden_terms.items():
+            if any(spelling.encode() in text for spelling in spellings):
+                raise ValueError(
+                    f"required_terms must not contain a forbidden term, got {required_term!r}, "
+                    f"which contains {forbidden_term!r}."
+                )
+
+
 def settings_with_constraints(
     search_settings: Mapping[str, Any],
     constraints: Sequence[Constraints],
@@ -170,10 +234,16 @@ def settings_with_constraints(
             [constraint.prompt_ids for constraint in constraints]
         )
     if constraints[0].required_terms:
-        settings["required_tokens"] = [constraint.required_terms for constraint in constraints]
+        settings["required_tokens"] = [
+            list(constraint.required_terms.values()) for constraint in constraints
+        ]
     if constraints[0].forbidden_terms:
         forbid_terms = ForbiddenTerms(
-            [constraint.forbidden_terms for constraint in constraints], make_vocabulary()
+            [
+                list(chain.from_iterable(constraint.forbidden_terms.values()))
+                for constraint in constraints
+            ],
+            make_vocabulary(),
         )
         settings["logits_processor"] = LogitsProcessorList(
             [*(settings.get("logits_processor") or ()), forbid_terms]

@@ -50,6 +50,7 @@ from .checks_vanilla_transformer import (
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .constraints_vanilla_transformer import (
     TARGET_SETTINGS,
+    Constraints,
     is_for_each_text,
     read_constraints,
     settings_with_constraints,
@@ -58,7 +59,7 @@ from .constraints_vanilla_transformer import (
 from .engine_vanilla_transformer import settings_that_need_engine
 from .languages_vanilla_transformer import language_codes, model_languages
 from .scores_vanilla_transformer import token_log_probabilities
-from .search_vanilla_transformer import length_penalty
+from .search_vanilla_transformer import MissingTranslationError, length_penalty
 from .terms_vanilla_transformer import ByteVocabulary, token_bytes
 
 TASK = "translation"
@@ -870,15 +871,16 @@ class TranslationPipeline(Pipeline):
         num_returned = self._resolve_num_returned(search_settings)
         results: list[list[dict[str, Any]]] = [[] for _ in texts]
         tgt_lang = call_settings.prepare_settings.get("tgt_lang")
+        make_vocabulary = partial(
+            self._made, "vocabulary", _byte_vocabulary, self.tokenizer, len(self.tokenizer)
+        )
         constraints = read_constraints(
             call_settings.target_settings,
             len(texts),
             self.model,
             self.tokenizer,
             partial(self._tokenize_targets, tgt_lang=tgt_lang),
-        )
-        make_vocabulary = partial(
-            self._made, "vocabulary", _byte_vocabulary, self.tokenizer, len(self.tokenizer)
+            make_vocabulary,
         )
         prompt_ids = [constraint.prompt_ids[1:] for constraint in constraints]
         search_model = self._search_model(
@@ -896,7 +898,7 @@ class TranslationPipeline(Pipeline):
             if text.strip():
                 group_key = (
                     len(constraint.prompt_ids),
-                    sum(map(len, constraint.required_terms)),
+                    sum(map(len, constraint.required_terms.values())),
                     bool(constraint.forbidden_terms),
                 )
                 groups[group_key][index] = len(source_ids[index])
@@ -923,16 +925,20 @@ class TranslationPipeline(Pipeline):
             }
             for batch in batches_by_length(lengths, **batch_settings):
                 inputs = self._pad([source_ids[index] for index in batch])
-                outputs = self.forward(
-                    inputs,
-                    search_model=search_model,
-                    **output_flags,
-                    **settings_with_constraints(
-                        search_settings,
-                        [constraints[index] for index in batch],
-                        make_vocabulary,
-                    ),
-                )
+                batch_constraints = [constraints[index] for index in batch]
+                try:
+                    outputs = self.forward(
+                        inputs,
+                        search_model=search_model,
+                        **output_flags,
+                        **settings_with_constraints(
+                            search_settings, batch_constraints, make_vocabulary
+                        ),
+                    )
+                except MissingTranslationError as error:
+                    text = texts[batch[error.sentence]]
+                    terms = _terms_phrase(batch_constraints[error.sentence])
+                    raise ValueError(f"{error.rule} of {_short_repr(text)}{terms}.") from error
                 translations = self.postprocess(outputs, **call_settings.output_settings)
                 for batch_index, index in enumerate(batch):
                     start = batch_index * num_returned
@@ -1042,6 +1048,15 @@ def _byte_vocabulary(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> Byt
 TranslationPipeline._registered_impl = {
     TASK: {"impl": TranslationPipeline, "pt": (AutoModelForSeq2SeqLM,), "type": "text"}
 }
+
+
+def _terms_phrase(constraint: Constraints) -> str:
+    terms = {
+        "required_terms": list(constraint.required_terms),
+        "forbidden_terms": list(constraint.forbidden_terms),
+    }
+    phrases = [f"{name} {_short_repr(values)}" for name, values in terms.items() if values]
+    return f" with {' and '.join(phrases)}" if phrases else ""
 
 
 def _short_repr(value: Any) -> str:

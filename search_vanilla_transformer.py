@@ -672,13 +672,12 @@ class PaperBeamSearch:
         counts = is_allowed.sum(dim=1).tolist()
         if min(counts) < self.num_returned:
             sentence = counts.index(min(counts))
-            raise ValueError(
+            raise MissingTranslationError(
                 f"num_return_sequences must be at most {min(counts)}, got {self.num_returned}: the "
-                f"settings of the search allow no more translations of sentence {sentence} of the "
-                "batch (counted from 0)."
+                "settings of the search allow no more translations"
                 if min(counts)
-                else "the settings of the search must allow a translation, but forbid every one "
-                f"of sentence {sentence} of the batch (counted from 0)."
+                else "the settings of the search must allow a translation, but forbid every one",
+                sentence,
             )
 
     def _output(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
@@ -697,6 +696,20 @@ class PaperBeamSearch:
             **{name: tuple(steps) or None for name, steps in self.record.items()},
             **self.decoding.outputs(),
         )
+
+
+class MissingTranslationError(ValueError):
+    """The settings of a search allow too few translations of a sentence.
+
+    Args:
+        rule: The broken rule, without the sentence.
+        sentence: Index of the sentence in the batch.
+    """
+
+    def __init__(self, rule: str, sentence: int):
+        super().__init__(f"{rule} of sentence {sentence} of the batch (counted from 0).")
+        self.rule = rule
+        self.sentence = sentence
 
 
 def greedy_search(

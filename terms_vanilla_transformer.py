@@ -203,9 +203,7 @@ class ForbiddenTerms(LogitsProcessor):
         for token in reversed(ids):
             if len(text_end) >= self.longest_length:
                 return text_end
-            # the ids of M2M100's language tokens are above those of the vocabulary
-            bytes_of_tokens = self.vocabulary.parts
-            text_end = (bytes_of_tokens[token] if token < len(bytes_of_tokens) else b"") + text_end
+            text_end = self.vocabulary.join([token]) + text_end
         # with a space before the first word too, so that a term with a leading space matches there
         return b" " + text_end
 
@@ -222,6 +220,15 @@ class ByteVocabulary:
         # cached, because every step of a search asks for the same terms
         self._containing = lru_cache(MOST_TERMS)(self._find_containing)
         self._beginning = lru_cache(MOST_TERMS)(self._find_beginning)
+
+    def join(self, ids: Sequence[int]) -> bytes:
+        """Return the text of tokens as bytes.
+
+        Args:
+            ids: Token ids.
+        """
+        # the ids of M2M100's language tokens are above those of the vocabulary
+        return b"".join(self.parts[token] for token in ids if token < len(self.parts))
 
     def _find_containing(self, text: bytes) -> set[int]:
         return {token for token, part in enumerate(self.parts) if text in part}

@@ -1,14 +1,19 @@
 """Required and forbidden terms and prefixes of translations: by enumeration, and as text."""
 
+import re
+import unicodedata
+
 import equations
 import pytest
 import torch
 from library_models import KINDS, SENTENCES, save
+from tokenizers import normalizers
 from translation_toys import TEXTS, make_model, make_tokenizer
 
 import vanilla_transformer
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.cli import main
+from vanilla_transformer.constraints_vanilla_transformer import TARGET_SETTINGS, read_constraints
 from vanilla_transformer.terms_vanilla_transformer import (
     ByteVocabulary,
     ForbiddenTerms,
@@ -180,6 +185,63 @@ def test_the_bytes_of_a_character_do_not_spell_a_forbidden_term():
     )
 
 
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_term_in_each_unicode_form_is_forbidden_and_required(translate, form):
+    text = unicodedata.normalize(form, "dö")
+    (result,) = translate("a house", required_terms=[text], suppress_tokens=None)
+    assert "dö" in result["translation_text"]
+    assert translate("a house", target_prefix=text)[0]["translation_text"].startswith("dö")
+    with pytest.raises(ValueError, match=r"must not contain a forbidden term, got 'dö', which"):
+        translate("a house", required_terms=["dö"], forbidden_terms=[text])
+
+
+def read(tokenizer, **target_settings):
+    """Read the constraints of one translation."""
+    (constraint,) = read_constraints(
+        {**dict.fromkeys(TARGET_SETTINGS), **target_settings},
+        1,
+        None,
+        tokenizer,
+        lambda texts: tokenizer(texts)["input_ids"] if texts else [],
+        lambda: ByteVocabulary(token_bytes(tokenizer)),
+    )
+    return constraint
+
+
+def test_a_forbidden_term_has_both_unicode_forms_and_the_text_of_its_tokens():
+    tokenizer = make_tokenizer()
+    expected = {
+        "dog": {"dog"},
+        " dog": {" dog"},
+        " ö": {" ö", " o\u0308"},
+        " o\u0308": {" ö", " o\u0308"},
+    }
+    assert read(tokenizer, forbidden_terms=list(expected)).forbidden_terms == expected
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    assert read(tokenizer, forbidden_terms=["Hund "]).forbidden_terms == {
+        "Hund ": {"Hund ", "hund "}
+    }
+    # the tokenizer removes all characters of a term
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("x", "")
+    assert read(tokenizer, forbidden_terms=["x"]).forbidden_terms == {"x": {"x"}}
+
+
+def test_a_required_term_is_in_nfc_if_the_tokenizer_has_no_normalizer():
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([])
+    ids = [read(tokenizer, required_terms=[term]).required_terms[term] for term in ("ö", "o\u0308")]
+    assert ids[0] == ids[1]
+    assert "ö".encode() in ByteVocabulary(token_bytes(tokenizer)).join(ids[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_of_the_library_keep_the_spelling_of_a_forbidden_term(kind, pieces, tmp_path):
+    save(kind, pieces, tmp_path)
+    tokenizer = vanilla_transformer.load(tmp_path).tokenizer
+    found = read(tokenizer, forbidden_terms=[" the house"]).forbidden_terms
+    assert found == {" the house": {" the house"}}
+
+
 def test_a_term_is_forbidden_for_its_text_only(free):
     plain = texts_of(free(TEXTS))
     terms = [[text[:3]] if place % 2 else [] for place, text in enumerate(plain)]
@@ -292,7 +354,16 @@ def test_the_texts_of_tokens_are_those_of_decode(kind, pieces, tmp_path):
         ({"required_terms": ["house"] * 20}, None),
         (
             {"required_terms": ["house in the dog", "dogs sleep cat", "small a small"]},
-            "the settings of the search must allow a translation",
+            "the settings of the search must allow a translation, but forbid every one of "
+            r"'.*' with required_terms \['house in the dog', 'dogs sleep cat', ",
+        ),
+        (
+            {"required_terms": ["house"], "forbidden_terms": ["house"]},
+            "must not contain a forbidden term, got 'house', which contains 'house'",
+        ),
+        (
+            {"required_terms": [["cat"], [], [], ["house"], []], "forbidden_terms": ["ous"]},
+            "must not contain a forbidden term, got 'house', which contains 'ous'",
         ),
     ],
 )
@@ -302,6 +373,22 @@ def test_constraints_that_cannot_be_met_are_refused(translate, constraints, mess
         return
     with pytest.raises(ValueError, match=message):
         translate(TEXTS, **constraints)
+
+
+def test_an_impossible_search_names_its_text_and_its_terms(free):
+    texts = ["a house", "the small cat", "dogs"]
+    expected = "every one of 'the small cat' with required_terms ['dog', 'sleep', 'house in the "
+    long_term = "house in the dog " * 9
+    with pytest.raises(ValueError, match=re.escape(expected)) as error:
+        free(
+            texts,
+            required_terms=[[], ["dog", "sleep", long_term], []],
+            forbidden_terms=[[], ["cat"], []],
+        )
+    assert str(error.value).endswith("... and forbidden_terms ['cat'].")
+    search = {"prefix_allowed_tokens_fn": lambda row, ids: [free.tokenizer.eos_token_id]}
+    with pytest.raises(ValueError, match=r"allow no more translations of 'dogs'\.$"):
+        free("dogs", num_return_sequences=2, **search)
 
 
 def test_a_list_for_each_text_needs_a_list_of_texts(translate):

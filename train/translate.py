@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import sys
+import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -79,6 +80,18 @@ ADVICE = {
 PIPE_BYTES = 65536
 # name of a model on the Hub, and the extension of a file
 HUB_NAME, FILE_EXTENSION = re.compile(r"\w[\w.-]*/[\w.-]+"), re.compile(r"\.[A-Za-z]\w*")
+# beginnings of the Unicode names of characters of scripts without spaces between words
+UNSPACED_SCRIPTS = (
+    "CJK",
+    "HALFWIDTH KATAKANA",
+    "HIRAGANA",
+    "IDEOGRAPHIC",
+    "KATAKANA",
+    "KHMER",
+    "LAO",
+    "MYANMAR",
+    "THAI",
+)
 # longest line that is translated, in tokens: memory and time grow with the square of its length
 MAX_LINE_TOKENS = 4096
 
@@ -115,8 +128,8 @@ def search_lines(
     Args:
         pipeline: Model and tokenizer.
         lines: Sentences without line feeds.
-        glossary: Target term by source term; where a line has the source term, its translation must
-            contain the target term.
+        glossary: Target term by source term, from `read_glossary`; where a line has the source
+            term, its translation must contain the target term.
         search: Settings of the pipeline's call that differ from the model's.
 
     Yields:
@@ -584,7 +597,7 @@ def read_glossary(path: Path) -> dict[str, str]:
             ignored.
 
     Returns:
-        Target term by source term.
+        Target term by source term, which is in NFC.
 
     Raises:
         ValueError: If the file cannot be read, a line has no two terms, or a source term has two
@@ -601,6 +614,7 @@ def read_glossary(path: Path) -> dict[str, str]:
                     f"{path} line {number} must have a source term, a tab and a target term, got "
                     f"{line!r}."
                 )
+            source = unicodedata.normalize("NFC", source)
             if glossary.setdefault(source, next_cells[0]) != next_cells[0]:
                 raise ValueError(
                     f"{path} line {number} must have another source term: {source!r} already has "
@@ -614,14 +628,52 @@ def glossary_targets(line: str, glossary: Mapping[str, str]) -> list[str]:
 
     Args:
         line: Source text.
-        glossary: Target term by source term.
+        glossary: Target term by source term, which is in NFC.
     """
-    # few lines contain a term, and `in` is much faster than a regular expression
+    line = unicodedata.normalize("NFC", line)
+    # few lines contain a term, and `in` is much faster than a comparison of its ends
     return [
         target
         for source, target in glossary.items()
-        if source in line and re.search(rf"(?<!\w){re.escape(source)}(?!\w)", line)
+        if source in line and has_whole_words(line, source)
     ]
+
+
+def has_whole_words(text: str, term: str) -> bool:
+    """Return whether a text contains a term that neither begins nor ends inside a word.
+
+    A term may begin or end anywhere in a script without spaces, but not before a combining mark.
+
+    Args:
+        text: Any text.
+        term: One or more words.
+    """
+    start = text.find(term)
+    while start >= 0:
+        end = start + len(term)
+        before, after = text[max(0, start - 1) : start], text[end : end + 1]
+        is_in_word = (
+            _is_mark(after)
+            or _are_in_one_word(before, term[0])
+            or _are_in_one_word(after, term[-1])
+        )
+        if not is_in_word:
+            return True
+        start = text.find(term, start + 1)
+    return False
+
+
+def _is_mark(character: str) -> bool:
+    return character != "" and unicodedata.category(character).startswith("M")
+
+
+def _are_in_one_word(neighbor: str, end: str) -> bool:
+    """Return whether a character next to the end of a term continues its word."""
+    is_of_word = neighbor.isalnum() or neighbor == "_" or _is_mark(neighbor)
+    return is_of_word and not any(
+        unicodedata.name(character, "").startswith(UNSPACED_SCRIPTS)
+        for character in (neighbor, end)
+    )
 
 
 def _translate_subtitles(

@@ -368,13 +368,64 @@ def test_the_last_word_is_a_model_if_it_can_only_be_one(words, file, tmp_path, m
             list(translate.run(words, prog="translate"))
 
 
-def test_a_term_that_a_line_does_not_have_needs_no_regular_expression(monkeypatch):
-    searches, search = [], re.search
-    monkeypatch.setattr(translate.re, "search", lambda *it: searches.append(it) or search(*it))
+def test_the_ends_of_a_term_that_a_line_does_not_have_are_not_compared(monkeypatch):
+    searches, search = [], translate.has_whole_words
+    monkeypatch.setattr(
+        translate, "has_whole_words", lambda *it: searches.append(it) or search(*it)
+    )
     glossary = {f"term {number}.": str(number) for number in range(1000)}
     line = "a term 7., xterm 8. and term 9.5"
     assert translate.glossary_targets(line, glossary) == ["7"]
     assert len(searches) == 3
+
+
+@pytest.mark.parametrize(
+    ("term", "found", "not_found"),
+    [
+        ("train", ["The train.", "trains train"], ["trains", "untrain", "train_1", "9train"]),
+        ("ab ab", ["xab ab ab"], ["xab ab abx"]),
+        # scripts without spaces
+        ("\u72ac", ["\u3053\u308c\u306f\u72ac\u3067\u3059\u3002", "\u72ac"], []),
+        ("\u72d7", ["\u6211\u7684\u72d7\u662f\u9ed1\u8272\u7684"], []),
+        ("\u30a2\u30a4", ["\u3053\u306e\u30a2\u30a4\u306f"], []),
+        (
+            "\u0e2b\u0e21\u0e32",
+            ["\u0e19\u0e35\u0e48\u0e2b\u0e21\u0e32\u0e04\u0e23\u0e31\u0e1a"],
+            [],
+        ),
+        (
+            "\u0e99\u0ec9\u0eb3",
+            ["\u0e81\u0eb4\u0e99\u0e99\u0ec9\u0eb3\u0ec1\u0ea5\u0ec9\u0ea7"],
+            [],
+        ),
+        ("GPU", ["\u3053\u306eGPU\u306f", "\u0e19\u0e35\u0e48GPU"], ["\u3053\u306eGPUs\u306f"]),
+        # a mark belongs to the character before it, also at the end of a term in Thai
+        ("\u0e14\u0e34", [], ["\u0e14\u0e34\u0e48"]),
+        (
+            "\u0930\u093e\u092e",
+            ["\u0930\u093e\u092e \u0918\u0930"],
+            ["\u0930\u093e\u092e\u093e", "\u0915\u093e\u0930\u093e\u092e"],
+        ),
+        ("Ma", ["Ma nner"], ["Ma\u0308nner", "M\u0308Ma"]),
+        # one text in NFC and NFD
+        ("caf\xe9", ["cafe\u0301", "caf\xe9"], ["cafe", "cafe\u0301s"]),
+        ("cafe\u0301", ["cafe\u0301", "caf\xe9"], ["cafe", "caf\xe9s"]),
+    ],
+)
+def test_a_glossary_applies_to_whole_words_in_every_script(term, found, not_found, tmp_path):
+    (tmp_path / "glossary.tsv").write_text(f"{term}\ttarget\n", encoding="utf-8")
+    glossary = translate.read_glossary(tmp_path / "glossary.tsv")
+    for line in found:
+        assert translate.glossary_targets(line, glossary) == ["target"], line
+    for line in not_found:
+        assert translate.glossary_targets(line, glossary) == [], line
+
+
+def test_one_term_in_two_unicode_forms_needs_one_target(tmp_path):
+    path = tmp_path / "glossary.tsv"
+    path.write_text("caf\xe9\tBar\ncafe\u0301\tLokal\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="line 2 must have another source term"):
+        translate.read_glossary(path)
 
 
 def test_a_file_can_be_compressed(run, tmp_path):
