@@ -618,7 +618,9 @@ class TranslationPipeline(Pipeline):
         for (name, code), expected in zip(given_languages.items(), languages, strict=True):
             # a longer code of a model may name a family of languages
             is_one_language = isinstance(expected, str) and len(expected) == 2
-            if is_one_language and code not in (None, expected):
+            # a region, as in en-US or en_XX, changes nothing
+            language = re.split("[_-]", str(code))[0].lower()
+            if is_one_language and code is not None and language != expected:
                 raise ValueError(
                     f"{name} must be {expected!r}: the model translates {languages[0]} to "
                     f"{languages[1]}, got {code!r}."

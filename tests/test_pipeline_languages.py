@@ -96,9 +96,11 @@ def test_a_task_with_other_languages_than_the_models_is_refused(pieces, tmp_path
     with pytest.raises(ValueError, match=r"src_lang must be .en.: .* en to de, got .fr."):
         pipeline("translation_fr_to_de", model=model, tokenizer=tokenizer, device="cpu")
     translate = TranslationPipeline(model, tokenizer)
-    for code in ("en_XX", "eng", "", 3):
+    for code in ("de_DE", "eng", "", 3):
         with pytest.raises(ValueError, match=rf"src_lang must be 'en': .* got {code!r}"):
             translate(TEXTS[0], src_lang=code)
+    for code in ("en-US", "en_XX", "EN"):
+        assert translate(TEXTS[0], src_lang=code) == translate(TEXTS[0])
     # a model for several languages, which are chosen by a token in the text
     tokenizer.target_lang = "ROMANCE"
     pipeline("translation_en_to_fr", model=model, tokenizer=tokenizer, device="cpu")
