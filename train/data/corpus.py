@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.fingerprint import Hasher
 from datasets.naming import camelcase_to_snakecase
+from datasets.packaged_modules.csv.csv import Csv
+from datasets.packaged_modules.text.text import Text
 
 from ...configuration_vanilla_transformer import closest_name
 from ...console import LONGEST_VALUE, shortened
@@ -127,7 +129,7 @@ def load_translations(
     else:
         _refuse_unloadable(dataset, source_lang, target_lang)
         splits, json_languages = _load_with_datasets(
-            dataset, name, languages, revision, streaming, columns
+            dataset, name, languages, revision, streaming, columns, repair
         )
     splits = _rename_validation(splits)
     # "wmt14" is the former name of the same dataset, which the Hub redirects
@@ -160,8 +162,13 @@ def _load_with_datasets(
     revision: str | None,
     streaming: bool,
     columns: Columns | None,
+    repair: bool,
 ) -> tuple[dict[str, datasets.Dataset | datasets.IterableDataset], dict[str, list[str]]]:
-    """Load a dataset with `datasets`; return its splits, and the languages of splits in JSON."""
+    """Load a dataset with `datasets`; return its splits, and the languages of splits in JSON.
+
+    In a folder, `datasets` only finds the JSON files and tables of each split: it would parse them
+    by other rules.
+    """
     load_arguments: dict[str, Any] = {"path": dataset}
     # a single file becomes the training split
     suffix_match = RECORD_FILE.search(dataset)
@@ -180,7 +187,13 @@ def _load_with_datasets(
     try:
         builder = datasets.load_dataset_builder(**load_arguments, name=name, revision=revision)
         has_records = is_json(builder)
-        if not has_records:
+        has_tables = isinstance(builder, Csv) and Path(dataset).is_dir()
+        if isinstance(builder, Text) and Path(dataset).is_dir():
+            raise ValueError(
+                "text must be in a file for each language, such as train.en and train.de: rename "
+                "the files."
+            )
+        if not (has_records or has_tables):
             splits = datasets.load_dataset(
                 **load_arguments, name=name, revision=revision, streaming=streaming
             )
@@ -195,6 +208,13 @@ def _load_with_datasets(
     json_languages: dict[str, list[str]] = {}
     if has_records:
         splits, json_languages = read_json(builder, languages, streaming, columns)
+    elif has_tables:
+        splits = {
+            str(split): _read_pair_files(
+                str(split), _as_tables(files), languages, columns, streaming, repair
+            )
+            for split, files in builder.config.data_files.items()
+        }
     else:
         splits = {
             split: _to_translation_schema(dataset, rows, languages, columns)
@@ -205,6 +225,13 @@ def _load_with_datasets(
             split: _read_into_memory(rows) for split, rows in splits.items() if split != "train"
         }
     return splits, json_languages
+
+
+def _as_tables(names: Sequence[str]) -> tuple[Path, ...]:
+    for name in names:
+        if not PAIR_FILE.search(name):
+            raise ValueError(f"{name} must be a table (.tsv or .csv): unpack it.")
+    return tuple(map(Path, names))
 
 
 def _find_saved_files(folder: Path) -> dict[str, list[str]]:
@@ -532,12 +559,16 @@ def _read_pairs(
     repair: bool,
 ) -> Iterator[dict[str, Any]]:
     pairs: Iterator[Any]
-    if len(paths) == 2:
+    file_format = _pair_file_format(paths[0])
+    if not file_format:
         pairs = _read_text_pairs(paths, languages, repair)
-    elif (file_format := _pair_file_format(paths[0])) == "tmx":
+    elif file_format == "tmx":
         pairs = read_memory(paths[0], languages)
     else:
-        pairs = read_table(paths[0], file_format == "csv", languages, columns, repair)
+        pairs = chain.from_iterable(
+            read_table(path, _pair_file_format(path) == "csv", languages, columns, repair)
+            for path in paths
+        )
     for pair in pairs:
         yield {"translation": pair}
 
@@ -567,7 +598,7 @@ def _read_pair_files(
     streaming: bool,
     repair: bool,
 ) -> datasets.Dataset | datasets.IterableDataset:
-    line_counts = [count_lines(path) for path in paths] if len(paths) == 2 else []
+    line_counts = [] if _pair_file_format(paths[0]) else [count_lines(path) for path in paths]
     if len(set(line_counts)) > 1:
         raise ValueError(
             f"{paths[0]} and {paths[1]} must have the same number of lines, "

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import zipfile
 from pathlib import Path
 
 import datasets
@@ -74,6 +75,44 @@ def test_a_folder_has_a_file_of_any_kind_for_each_split(streaming, tmp_path):
     write(tmp_path / "test.tmx", as_tmx(PAIRS[:2]))
     found = {split: read(tmp_path, streaming, split=split) for split in SPLITS}
     assert found == {"train": PAIRS, "validation": PAIRS[:4], "test": PAIRS[:2]}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train/a.tsv", "validation/b.tsv"),
+        ("data/train.csv", "data/dev.csv"),
+        ("data/train-00000-of-00001.tsv", "data/validation-00000-of-00001.tsv"),
+    ],
+)
+def test_tables_in_subfolders_are_read_by_the_same_rules(names, streaming, tmp_path):
+    pairs = [*PAIRS, ("NA", '"null'), ("5", "a")]
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        write(path, (as_csv if path.suffix == ".csv" else as_tsv)(pairs))
+    assert [read(tmp_path, streaming, split=split) for split in SPLITS[:2]] == [pairs] * 2
+
+
+def test_several_tables_of_a_subfolder_are_read_one_after_another(streaming, tmp_path):
+    (tmp_path / "train").mkdir()
+    for index in range(3):
+        write(tmp_path / f"train/{index}.tsv", as_tsv(PAIRS[3 * index :][:3]))
+    assert read(tmp_path, streaming) == PAIRS
+
+
+def test_packed_tables_and_text_without_a_language_are_refused_with_what_to_do(tmp_path):
+    for folder in ("packed", "text"):
+        (tmp_path / folder).mkdir()
+    with zipfile.ZipFile(tmp_path / "packed/train.zip", "w") as archive:
+        archive.writestr("train.csv", as_csv(PAIRS))
+    with pytest.raises(ValueError, match=r"train\.zip must be a table \(.tsv or .csv\): unpack it"):
+        read(tmp_path / "packed")
+    for language in LANGUAGES:
+        write(tmp_path / f"text/train.{language}.txt", "a\n")
+    message = r"has train\.de\.txt, train\.en\.txt: text must be .* such as train\.en and train\.de"
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "text")
 
 
 def test_a_stream_of_a_table_resumes_in_the_middle(tmp_path):
