@@ -672,6 +672,11 @@ def test_a_table_is_evaluated_with_the_columns_of_the_run_or_with_others(
     assert main(["own", *data, "plain.tsv"]) == 1
     assert "must have the columns English and German" in capsys.readouterr().err
     assert main(["own", *data, "plain.tsv", "--columns", "null"]) == 0
+    # text files have no columns
+    write_lines(tmp_path, en=LINES[0], de=LINES[1])
+    assert main(["own", *data, "news"]) == 0
+    assert main(["own", *data, "news", "--columns", str(columns)]) == 1
+    assert "columns must be null because 'news' has no columns" in capsys.readouterr().err
     assert main(["own", *data, "plain.tsv", "--columns", "{en: 2, de: 1}"]) == 1
     assert "other sentences under the name plain.tsv-train-en-de" in capsys.readouterr().err
     assert main(["own", *data, "plain.tsv", "--columns", "{en: 1}"]) == 1

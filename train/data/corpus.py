@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,8 @@ def load_translations(
         revision: Commit, branch or tag of a dataset on the Hub.
         streaming: Read the training split during training, and do not store it.
         columns: Column of each language in a table or in records; its name, or its number from 1
-            in a table without names. By default the column names are the languages.
+            in a table without names. By default the column names are the languages. Must be None
+            for text files and memories.
         repair: Replace bytes of the training split that are not UTF-8 by U+FFFD; training then
             drops and counts these pairs. In all other splits such bytes are an error.
 
@@ -112,6 +113,8 @@ def load_translations(
         raise ValueError(
             f"name must be null because {dataset!r} has no configurations, got {name!r}."
         )
+    if columns is not None and not _has_columns(dataset, pair_files):
+        raise ValueError(f"columns must be null because {dataset!r} has no columns, got {columns}.")
     if revision is not None and is_local(dataset, source_lang, target_lang):
         raise ValueError(
             f"revision must be null because {dataset!r} is not on the Hub, got {revision!r}."
@@ -131,7 +134,7 @@ def load_translations(
         splits, json_languages = _load_with_datasets(
             dataset, name, languages, revision, streaming, columns, repair
         )
-    splits = _rename_validation(splits)
+    splits = _rename_validation(dataset, splits)
     # "wmt14" is the former name of the same dataset, which the Hub redirects
     if dataset in (WMT14, "wmt14") and not is_local(dataset, source_lang, target_lang):
         _refuse_incomplete_wmt14(name, splits)
@@ -147,11 +150,16 @@ def load_translations(
     return {split: rows.select_columns("translation") for split, rows in splits.items()}
 
 
-def _rename_validation(splits: dict[str, Any]) -> dict[str, Any]:
-    """Give a split "valid", "val" or "dev" the name "validation", if it is the only one."""
+def _rename_validation(dataset: str, splits: dict[str, Any]) -> dict[str, Any]:
+    """Give a split "valid", "val" or "dev" the name "validation"."""
     names = [split for split in SPLIT_NAMES["validation"] if split in splits]
-    if len(names) != 1:
+    if "validation" in names:
         return splits
+    if len(names) > 1:
+        raise ValueError(
+            f"dataset {dataset!r} must have one split for validation, got {' and '.join(names)}: "
+            "give one of them the name 'validation'."
+        )
     return {"validation" if split in names else split: rows for split, rows in splits.items()}
 
 
@@ -356,6 +364,29 @@ def is_available_offline(dataset: str, source_lang: str, target_lang: str) -> bo
         False for a dataset on the Hub that was not loaded before.
     """
     return is_local(dataset, source_lang, target_lang) or _prepared_folder(dataset).is_dir()
+
+
+def has_columns(dataset: str, source_lang: str, target_lang: str) -> bool:
+    """Return whether the setting `columns` can apply to a dataset.
+
+    Args:
+        dataset: Name or path of a dataset, as for `load_translations`.
+        source_lang: Language to translate from.
+        target_lang: Language to translate into.
+
+    Returns:
+        False for the demo corpus, text files and translation memories.
+
+    Raises:
+        ValueError: If a split has several files, of which only one would be read.
+    """
+    return _has_columns(dataset, _find_pair_files(dataset, (source_lang, target_lang)))
+
+
+def _has_columns(dataset: str, pair_files: Mapping[str, tuple[Path, ...]]) -> bool:
+    if not pair_files:
+        return dataset != "demo"
+    return any(_pair_file_format(paths[0]) in ("tsv", "csv") for paths in pair_files.values())
 
 
 def is_hub_name(dataset: str, source_lang: str, target_lang: str) -> bool:

@@ -1,6 +1,7 @@
 """Read pairs from tables: a pair on each line, with tabs or commas between the columns."""
 
 import csv
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -10,6 +11,8 @@ import pyarrow as pa
 from ...console import LONGEST_VALUE, shortened
 from .text_files import MAX_LINE_BYTES, count_lines, lines_of, opened, read_lines
 
+# first line by which a CSV file names its separator, as Excel reads it
+SEPARATOR_LINE = re.compile(r"sep=([,;:|\t])")
 # column of each language, by its name or its number from 1
 Columns = Mapping[str, str | int]
 
@@ -25,7 +28,8 @@ def read_table(
 
     In a table with tabs, every other character is text, also a quote. In CSV, quotes follow RFC
     4180. Some programs write CSV with semicolons: semicolons separate the columns if the first line
-    contains a semicolon and no comma. Empty lines are skipped.
+    contains a semicolon and no comma. A first line such as "sep=;" names the separator. Empty lines
+    are skipped.
 
     Args:
         path: Path of the file, plain or compressed.
@@ -49,7 +53,9 @@ def read_table(
         rows = _csv_rows(lines, path) if is_csv else _tsv_rows(lines)
         first_line_number, first_row = next(rows, (1, []))
         indices = _find_named_columns(first_row, column_names(languages, columns))
-        if indices is None:
+        if indices is not None:
+            _refuse_repeated_names(first_row, indices, path)
+        else:
             indices = _find_numbered_columns(first_row, is_csv, languages, columns, path)
             rows = chain([(first_line_number, first_row)], rows)
         for line_number, row in rows:
@@ -72,7 +78,7 @@ def _csv_rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, list[str]
 
     def limit_row_size() -> Iterator[str]:
         nonlocal row_size
-        for line in chain([first_line], lines):
+        for line in chain(["" if separator_line else first_line], lines):
             row_size += len(line)
             # limit the size, because a quote that is not closed would make the rest of the file
             # part of this row
@@ -80,26 +86,51 @@ def _csv_rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, list[str]
                 raise csv.Error(f"row longer than {MAX_LINE_BYTES:,} characters")
             yield f"{line}\n"
 
-    first_line = next(lines)
+    num_empty_lines, first_line = next(
+        ((number, line) for number, line in enumerate(lines) if line), (0, "")
+    )
     delimiter = ";" if ";" in first_line and "," not in first_line else ","
+    if separator_line := SEPARATOR_LINE.fullmatch(first_line):
+        delimiter = separator_line[1]
     reader = csv.reader(limit_row_size(), delimiter=delimiter, strict=True)
+    line_number = num_empty_lines + 1
     try:
         for row in reader:
             row_size = 0
             if row:
-                yield reader.line_num, row
+                yield line_number, row
+            # number of the line in which the next row begins
+            line_number = num_empty_lines + reader.line_num + 1
     except csv.Error as error:
         raise ValueError(
-            f"{path} line {reader.line_num} must be CSV with quotes as in RFC 4180, got: {error}."
+            f"{path} line {line_number} must be CSV with quotes as in RFC 4180, got: {error}."
         ) from error
 
 
 def _find_named_columns(first_row: Sequence[str], names: Sequence[str | int]) -> list[int] | None:
     """Return the indices of named columns; None if the first line does not contain the names."""
-    cells = [cell.strip().casefold() for cell in first_row]
+    cells = _fold_names(first_row)
     wanted_names = [name.casefold() for name in names if isinstance(name, str)]
     is_header = len(wanted_names) == len(names) and set(wanted_names) <= set(cells)
     return [cells.index(name) for name in wanted_names] if is_header else None
+
+
+def _refuse_repeated_names(first_row: Sequence[str], indices: Sequence[int], path: Path):
+    cells = _fold_names(first_row)
+    for name in (cells[index] for index in indices):
+        if cells.count(name) > 1:
+            raise ValueError(
+                f"{path} must have one column {name!r}, got {_number_cells(first_row)}."
+            )
+
+
+def _fold_names(row: Sequence[str]) -> list[str]:
+    return [cell.strip().casefold() for cell in row]
+
+
+def _number_cells(row: Sequence[str]) -> str:
+    cell_texts = ", ".join(f"{number} {cell!r}" for number, cell in enumerate(row, start=1))
+    return shortened(cell_texts, 3 * LONGEST_VALUE)
 
 
 def _find_numbered_columns(
@@ -117,15 +148,27 @@ def _find_numbered_columns(
     has_no_names = not any(_find_named_columns(first_row, [language]) for language in languages)
     if columns is None and not is_csv and len(first_row) == 2 and has_no_names:
         return [0, 1]
-    cell_texts = ", ".join(f"{number} {cell!r}" for number, cell in enumerate(first_row, start=1))
+    advice = _separator_advice(first_row, wanted_columns) if is_csv else ""
     example = ", ".join(
         f"{language}: {number}" for number, language in enumerate(languages, start=1)
     )
     raise ValueError(
         f"{path} must have the columns {' and '.join(map(str, wanted_columns))}, got "
-        f"{shortened(cell_texts, 3 * LONGEST_VALUE)}. To read other columns, give their names, or "
+        f"{_number_cells(first_row)}.{advice} To read other columns, give their names, or "
         f"their numbers if the first line is a pair: --columns '{{{example}}}'."
     )
+
+
+def _separator_advice(first_row: Sequence[str], wanted_columns: Sequence[str | int]) -> str:
+    """Return what to do if a row contains the names of the columns with another separator."""
+    for separator in (";", "|", "\t", ","):
+        cells = [name for cell in first_row for name in cell.split(separator)]
+        if len(cells) > len(first_row) and _find_named_columns(cells, wanted_columns):
+            way = f"add the line sep={separator} before the first line"
+            if separator == "\t":
+                way = "give the file the suffix .tsv"
+            return f" If {separator!r} separates the columns, {way}."
+    return ""
 
 
 def column_names(languages: Sequence[str], columns: Columns | None) -> list[str | int]:

@@ -19,8 +19,9 @@ LONGEST_TAG, MOST_TAGS = 35, 100
 def read_memory(path: Path, languages: Sequence[str]) -> Iterator[dict[str, str | None]]:
     """Read the pairs of a translation memory.
 
-    The language "en" also matches the tags of its regions, such as "en-US". A translation unit with
-    several texts of a language gives several pairs.
+    The language "en" also matches the tags of its regions, such as "en-US", except those of the
+    other language: of "de" and "de-CH", the tag "de-CH" belongs to the second one. A translation
+    unit with several texts of a language gives several pairs.
 
     Args:
         path: Path of the file, plain or compressed.
@@ -37,7 +38,8 @@ def read_memory(path: Path, languages: Sequence[str]) -> Iterator[dict[str, str 
     missing_languages = set(languages)
     for unit in _read_units(path):
         sides: list[list[str | None]] = [
-            [text for tag, text in unit if _is_tag_of(tag, language)] for language in languages
+            [text for tag, text in unit if _language_of(tag, languages) == language]
+            for language in languages
         ]
         if missing_languages:
             found_tags.update(tag for tag, _ in unit[: MOST_TAGS - len(found_tags)])
@@ -60,9 +62,13 @@ def read_memory(path: Path, languages: Sequence[str]) -> Iterator[dict[str, str 
         )
 
 
-def _is_tag_of(tag: str, language: str) -> bool:
-    tag, language = (name.casefold().replace("_", "-") for name in (tag, language))
-    return tag == language or tag.startswith(f"{language}-")
+def _language_of(tag: str, languages: Sequence[str]) -> str | None:
+    """Return the language with the longest code that is the start of a tag, or None."""
+    tag, *codes = (f"{code.casefold().replace('_', '-')}-" for code in (tag, *languages))
+    matches = [
+        language for language, code in zip(languages, codes, strict=True) if tag.startswith(code)
+    ]
+    return max(matches, key=len, default=None)
 
 
 class _MemoryParser:

@@ -10,7 +10,7 @@ from ...configuration_vanilla_transformer import closest_name
 from ...console import require_nonempty_path
 from ...loading import check_local
 from ..config import TrainConfig, bleu_tokenizer_of, check_columns, refuse_one_language
-from ..data.corpus import load_translations, text_hash, texts_of
+from ..data.corpus import has_columns, load_translations, text_hash, texts_of
 from ..data.prepare import add_validation_split, explaining_recipe
 from ..data.tables import Columns
 from ..recipe import RECIPE_FILE
@@ -126,10 +126,7 @@ def resolve_request(request: Request) -> Evaluation:
             "or none of them."
         )
     refuse_one_language(source_lang, target_lang)
-    columns = request.columns
-    if columns is None and recipe is not None and _has_languages(recipe, source_lang, target_lang):
-        columns = recipe.columns
-    columns = columns or None
+    columns = request.columns or None
     check_columns(columns, source_lang, target_lang)
     split, dataset, name, revision = request.split, request.dataset, request.name, request.revision
     streaming = False
@@ -142,6 +139,10 @@ def resolve_request(request: Request) -> Evaluation:
             # streaming stores no copy of the dataset and loads evaluation splits into memory; the
             # training split would stay a stream, which cannot be evaluated
             streaming = recipe.streaming and split != "train"
+        # the columns of a recipe also apply to other datasets that have columns
+        languages = source_lang, target_lang
+        if request.columns is None and recipe is not None and _has_languages(recipe, *languages):
+            columns = recipe.columns if has_columns(str(dataset), *languages) else None
     if request.sacrebleu is not None:
         refuse_sacrebleu_set(request.sacrebleu, source_lang, target_lang)
     if recipe is not None:

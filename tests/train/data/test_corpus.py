@@ -518,6 +518,18 @@ def test_a_validation_split_has_one_of_four_names(name, kind, tmp_path):
     assert set(load_translations(str(tmp_path), None, "en", "de")) == {"train", "validation"}
 
 
+@pytest.mark.parametrize("names", [("val", "dev"), ("valid", "dev"), ("valid", "val", "dev")])
+def test_several_splits_for_validation_are_refused_without_one_of_this_name(names, tmp_path):
+    rows = datasets.Dataset.from_list([{"en": "a", "de": "b"}])
+    splits = dict.fromkeys(("train", *names), rows)
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    message = f"must have one split for validation, got {' and '.join(names)}: give one"
+    with pytest.raises(ValueError, match=message):
+        load_translations(str(tmp_path / "saved"), None, "en", "de")
+    datasets.DatasetDict({**splits, "validation": rows}).save_to_disk(tmp_path / "named")
+    assert "validation" in load_translations(str(tmp_path / "named"), None, "en", "de")
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

@@ -16,6 +16,7 @@ from pyarrow import feather
 
 from vanilla_transformer.train.data.corpus import (
     SPLITS,
+    has_columns,
     is_hub_name,
     load_translations,
     text_hash,
@@ -137,6 +138,21 @@ def test_quotes_are_text_in_tabs_and_quote_in_csv(tmp_path):
     assert read(tmp_path / "x.csv") == [("a\nb", 'c, "d"'), ("f", '5" e')]
 
 
+@pytest.mark.parametrize("separator", [",", ";", "|", "\t"])
+def test_a_csv_file_can_name_its_separator(separator, streaming, tmp_path):
+    write(tmp_path / "x.csv", f"\ufeffsep={separator}\r\n{as_csv(PAIRS, delimiter=separator)}")
+    assert read(tmp_path / "x.csv", streaming) == PAIRS
+
+
+def test_empty_lines_before_a_table_do_not_hide_its_separator(tmp_path):
+    for delimiter in (",", ";"):
+        write(tmp_path / "x.csv", "\n\r\n" + as_csv(PAIRS, delimiter=delimiter))
+        assert read(tmp_path / "x.csv") == PAIRS
+    write(tmp_path / "x.csv", "\n\nen;de\na;b;c\n")
+    with pytest.raises(ValueError, match="line 4 must have 2 columns, as line 3 has, got 3"):
+        read(tmp_path / "x.csv")
+
+
 def test_columns_are_found_by_name_in_any_order_and_case(tmp_path):
     write(tmp_path / "x.tsv", "\ufeffid\t DE\tEn\r\n1\tb\ta\r\n\r\n2\td\tc\r\n")
     assert read(tmp_path / "x.tsv") == [("a", "b"), ("c", "d")]
@@ -158,6 +174,21 @@ def test_the_setting_columns_names_or_numbers_them(streaming, tmp_path):
     feather.write_feather(table, tmp_path / "x.arrow", compression="uncompressed")
     for name in ("x.jsonl", "x.parquet", "x.csv", "x.arrow"):
         assert read(tmp_path / name, streaming, names) == [("a", "b")], name
+
+
+@pytest.mark.parametrize("kind", ["moses", "memory.tmx", "folder", "demo"])
+def test_columns_of_a_corpus_without_columns_are_refused(kind, tmp_path):
+    write_every_kind(tmp_path, PAIRS)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "memory.tmx").rename(tmp_path / "folder/train.tmx")
+    write(tmp_path / "memory.tmx", as_tmx(PAIRS))
+    dataset = "demo" if kind == "demo" else tmp_path / kind
+    assert not has_columns(str(dataset), *LANGUAGES)
+    with pytest.raises(ValueError, match=r"columns must be null because .* has no columns, got {"):
+        read(dataset, columns={"en": 1, "de": 2})
+    write(tmp_path / "folder/validation.tsv", as_tsv(PAIRS, header=None))
+    columns = {"en": 1, "de": 2}
+    assert read(tmp_path / "folder", columns=columns, split="validation") == PAIRS
 
 
 def test_each_corpus_of_a_mixture_has_its_own_columns(tmp_path):
@@ -186,6 +217,17 @@ def test_each_corpus_of_a_mixture_has_its_own_columns(tmp_path):
         ("x.tsv", "en\tde\n", "must have at least one pair, got none"),
         ("x.csv", 'en,de\n"a,b\n', "line 2 must be CSV with quotes as in RFC 4180, got: unexp"),
         ("x.csv", 'en,de\n"a"b,c\n', "line 2 must be CSV with quotes"),
+        ("x.csv", 'en,de\na,b\n"c,d\n' + "e,f\n" * 9, "line 3 must be CSV with quotes .* unexp"),
+        ("x.csv", '\n\nen,de\n"c,d\ne,f\n', "line 4 must be CSV with quotes .* unexp"),
+        ("x.csv", 'en,de\n"a,b\nc,d"\n', "line 2 must have 2 columns, as line 1 has, got 1"),
+        ("x.csv", 'sep=;\nen;de\n"c;d', "line 3 must be CSV with quotes"),
+        ("x.csv", "en;de;x, y\n", "got 1 'en;de;x', 2 ' y'. If ';' sep.*, add the line sep=; bef"),
+        ("x.csv", "en|de\n", r"got 1 'en\|de'. If '\|' separates the columns, add the line sep=\|"),
+        ("x.csv", "de\ten\n", r"If '\\t' separates the columns, give .* suffix .tsv. To read"),
+        ("x.csv", "sep=;\nen,de\n", "got 1 'en,de'. If ',' separates the columns, add"),
+        ("x.csv", "a;b,c;d\n", "got 1 'a;b', 2 'c;d'. To read other columns"),
+        ("x.tsv", "en\tde\ten\na\tb\tc\n", "one column 'en', got 1 'en', 2 'de', 3 'en'."),
+        ("x.csv", "DE; EN;de\n", "must have one column 'de', got 1 'DE', 2 ' EN', 3 'de'."),
         ("x.csv", 'en,de\n"' + "a\n" * 200_000, "must be CSV with quotes .* limit"),
         ("x.csv", 'en,de\n"a\n' + '","\n' * 400_000, "row longer than 1,048,576 characters"),
         ("x.tsv", "a\tb\n".encode("utf-16"), "must be UTF-8, got UTF-16"),

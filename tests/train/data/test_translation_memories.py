@@ -31,6 +31,21 @@ def test_a_language_stands_for_its_regions(path):
     assert found == [("b", "a")]
 
 
+@pytest.mark.parametrize(
+    ("languages", "tags"),
+    [
+        (("de", "de-CH"), ("de", "de-CH")),
+        (("de-CH", "de"), ("de_ch", "de-AT")),
+        (("zh", "zh-TW"), ("zh-CN", "zh-TW")),
+        (("zh_Hant", "zh"), ("zh-Hant-HK", "zh-Hans")),
+    ],
+)
+def test_a_text_belongs_to_the_language_with_the_longest_code(languages, tags, path):
+    source, target = tags
+    units = [unit((source, "a"), (target, "b")), unit((target, "d"), (source, "c"))]
+    assert read(path, memory(*units), languages) == [("a", "b"), ("c", "d")]
+
+
 def test_codes_are_left_out_and_marked_text_is_kept(path):
     text = (
         'The <bpt i="1" type="bold">&lt;b></bpt>big<ept i="1">&lt;/b></ept> <hi>red</hi> '
