@@ -144,12 +144,14 @@ def test_a_file_whose_lines_end_with_carriage_returns_is_named(run, tmp_path):
     [
         ("ant\nbee\n".encode("utf-16"), "must be UTF-8, got UTF-16 by its byte order mark."),
         (b"\xfe\xff\0a\0\n", "must be UTF-8, got UTF-16 by its byte order mark."),
+        ("ant\nbee\n".encode("utf-16-le"), "must be UTF-8, .* NUL .* `iconv -f UTF-16LE -t UTF-8`"),
+        ("ant\nbee\n".encode("utf-16-be"), "must be UTF-8, .* NUL .* `iconv -f UTF-16BE -t UTF-8`"),
         (
             gzip.compress(b"ant\n", mtime=0),
             "must be text, or have the suffix .gz, got a gzip file.",
         ),
     ],
-    ids=["UTF-16", "big-endian UTF-16", "gzip"],
+    ids=["UTF-16", "big-endian UTF-16", "UTF-16LE", "UTF-16BE", "gzip"],
 )
 def test_a_file_of_another_encoding_is_named(run, tmp_path, monkeypatch, content, sentence):
     path = tmp_path / "lines.txt"

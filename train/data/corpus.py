@@ -49,10 +49,10 @@ WMT14_LINES = {
 ROWS_PER_BATCH = 10_000
 # suffixes of files with records, which `datasets` or `json_records` reads
 RECORD_SUFFIXES = ("json", "jsonl", "ndjson", "parquet", "arrow")
-RECORD_FILE = re.compile(rf"\.({'|'.join(RECORD_SUFFIXES)})(\.(gz|xz|bz2|zst))?$")
+RECORD_FILE = re.compile(rf"\.({'|'.join(RECORD_SUFFIXES)})(\.(gz|xz|bz2|zst))?$", re.IGNORECASE)
 # suffixes of tables and translation memories, which this package reads itself
 PAIR_SUFFIXES = ("tsv", "csv", "tmx")
-PAIR_FILE = re.compile(rf"\.({'|'.join(PAIR_SUFFIXES)})(\.(gz|xz|bz2|zst))?$")
+PAIR_FILE = re.compile(rf"\.({'|'.join(PAIR_SUFFIXES)})(\.(gz|xz|bz2|zst))?$", re.IGNORECASE)
 # source files that determine the cached pairs, and are part of the cache key
 CODE_FILES = (
     __file__,
@@ -181,7 +181,7 @@ def _load_with_datasets(
     # a single file becomes the training split
     suffix_match = RECORD_FILE.search(dataset)
     if suffix_match and Path(dataset).is_file():
-        file_format = suffix_match[1]
+        file_format = suffix_match[1].lower()
         escaped_path = glob.escape(str(Path(dataset).resolve()))
         reader = file_format if file_format in ("parquet", "arrow") else "json"
         load_arguments = {"path": reader, "data_files": {"train": escaped_path}}
@@ -294,7 +294,7 @@ def _refuse_unloadable(dataset: str, *languages: str):
 
 def _closest_prefix(path: Path, languages: Sequence[str]) -> str:
     """Return a sentence with the prefix of two text files, if a path is that of one of them."""
-    name = str(path.with_suffix("") if path.suffix in COMPRESSIONS else path)
+    name = str(path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path)
     for language in languages:
         prefix = name.removesuffix(f".{language}")
         if prefix != name and all(_find_files(prefix, language) for language in languages):
@@ -490,12 +490,19 @@ def _to_translation_schema(
 
 
 def _find_files(prefix: str, *suffixes: str) -> list[Path]:
-    paths = (
-        Path(f"{prefix}.{suffix}{compression}")
-        for suffix in suffixes
-        for compression in ("", *COMPRESSIONS)
-    )
-    return [path for path in paths if path.is_file()]
+    """Return the files with a prefix and one of some suffixes, plain or compressed.
+
+    The suffixes of formats and of compressions can have any case; a language is found as it is.
+    """
+    folder, name = os.path.split(prefix)
+    paths = sorted(path for path in Path(folder).glob(f"{glob.escape(name)}.*") if path.is_file())
+
+    def has_suffix(path: Path, suffix: str) -> bool:
+        stem = path.stem if path.suffix.lower() in COMPRESSIONS else path.name
+        found = stem.removeprefix(f"{name}.")
+        return suffix == (found.lower() if suffix in PAIR_SUFFIXES + RECORD_SUFFIXES else found)
+
+    return [path for suffix in suffixes for path in paths if has_suffix(path, suffix)]
 
 
 def _find_pair_files(dataset: str, languages: tuple[str, str]) -> dict[str, tuple[Path, ...]]:
@@ -558,7 +565,7 @@ def describe_pair_files(dataset: str, source_lang: str, target_lang: str) -> str
     """
     folder = Path(dataset)
     text_file = re.compile(
-        rf"(.+)\.({re.escape(source_lang)}|{re.escape(target_lang)})(\.(gz|bz2|xz|zst))?"
+        rf"(.+)\.({re.escape(source_lang)}|{re.escape(target_lang)})(?i:\.(gz|bz2|xz|zst))?"
     )
     prefixes = [match[1] for path in folder.glob("*") if (match := text_file.fullmatch(path.name))]
     # a single file, such as README.de, is not a corpus
@@ -606,7 +613,7 @@ def _read_pairs(
 
 def _pair_file_format(path: Path) -> str:
     match = PAIR_FILE.search(path.name)
-    return match[1] if match else ""
+    return match[1].lower() if match else ""
 
 
 def _read_text_pairs(

@@ -311,7 +311,7 @@ def _convert_list_to_lines(first_chunk: bytes, file: IO[bytes], name: str) -> It
 
 def _find_compression(path: str, name: str) -> str | None:
     """Return the compression of a file, known by its name or its first bytes; None if plain."""
-    if name.endswith(".zst") and "zstd" not in available_compressions():
+    if name.lower().endswith(".zst") and "zstd" not in available_compressions():
         raise ValueError(f"{name} needs zstandard, which is not installed: pip install zstandard.")
     if infer_compression(name) is None and Path(path).is_file():
         with Path(path).open("rb") as file:

@@ -114,10 +114,31 @@ def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Itera
 
 def _refuse_other_bytes(start: bytes, name: str):
     """Refuse a file that is UTF-16 or compressed, by its first bytes."""
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ValueError(f"{name} must be UTF-8, got UTF-16 by its byte order mark.")
+    encoding, sign = _find_utf_16(start)
+    if encoding:
+        raise ValueError(
+            f"{name} must be UTF-8, got UTF-16 by its {sign}: convert the file with "
+            f"`iconv -f {encoding} -t UTF-8`."
+        )
     if start.startswith(GZIP_MAGIC):
         raise ValueError(f"{name} must be text, or have the suffix .gz, got a gzip file.")
+
+
+def _find_utf_16(start: bytes) -> tuple[str, str]:
+    """Return the encoding of text in UTF-16 and its sign; empty strings for other text."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16", "byte order mark"
+    # without this mark, most characters of Latin text have a NUL as their first or second byte.
+    # A single NUL is text
+    even_bytes, odd_bytes = start[:1000:2], start[1:1000:2]
+    for encoding, high_bytes, low_bytes in (
+        ("UTF-16LE", odd_bytes, even_bytes),
+        ("UTF-16BE", even_bytes, odd_bytes),
+    ):
+        num_nul = high_bytes.count(0)
+        if num_nul > max(1, 0.75 * len(high_bytes)) and low_bytes.count(0) < 0.25 * len(low_bytes):
+            return encoding, "NUL in every second byte"
+    return "", ""
 
 
 def _refuse_carriage_returns(count: int, name: str):
@@ -152,7 +173,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a plain or compressed file for reading bytes.
 
     Args:
-        path: Path of the file, plain or with a suffix of `COMPRESSIONS`.
+        path: Path of the file, plain or with a suffix of `COMPRESSIONS`, in any case.
 
     Yields:
         The file, which is decompressed while it is read.
@@ -161,7 +182,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         ValueError: If the file cannot be read to its end, or needs a package that is not
             installed.
     """
-    opener = COMPRESSIONS.get(path.suffix, Path.open)
+    opener = COMPRESSIONS.get(path.suffix.lower(), Path.open)
     try:
         with opener(path, "rb") as file:
             yield file
@@ -185,7 +206,7 @@ def refuse_other_format(
         ValueError: If the suffix is one of `OTHER_FORMATS` and is not supported.
     """
     path = Path(path)
-    suffix = Path(path.stem if path.suffix in COMPRESSIONS else path.name).suffix.lower()
+    suffix = Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
     if suffix in OTHER_FORMATS and suffix not in supported:
         what_to_do = {**ADVICE, **(advice or {})}.get(
             suffix, "write its sentences to a text file, one on each line"

@@ -94,6 +94,12 @@ def write_pair(folder, english, german):
         ("a\nb".encode("utf-16"), b"a\nb", "train.en must be UTF-8, got UTF-16"),
         (b"a\nb", b"\xfe\xff\0a", "train.de must be UTF-8"),
         (
+            "„Ō“ is a text\n".encode("utf-16-le"),
+            b"a",
+            "train.en must be UTF-8, got UTF-16 by its NUL in .*`iconv -f UTF-16LE -t UTF-8`",
+        ),
+        (b"a\nb", "a\nb\n".encode("utf-16-be"), "train.de must be UTF-8, .* -f UTF-16BE"),
+        (
             gzip.compress(b"a\nb", mtime=0),
             b"a\nb",
             "train.en must be text, or have the suffix .gz, got a gzip",
@@ -104,6 +110,13 @@ def test_files_that_are_not_parallel_text_are_refused(english, german, message, 
     write_pair(tmp_path, english, german)
     with pytest.raises(ValueError, match=message):
         load_translations(str(tmp_path), None, "en", "de")
+
+
+@pytest.mark.parametrize("text", ["\0", "a\0", "\0a", "a\0b", "a\0b c\0d", "\0\0\0\0", "a\0\0\0"])
+def test_a_nul_is_text(text, tmp_path):
+    write_pair(tmp_path, f"{text}\n".encode(), b"a\n")
+    rows = load_translations(str(tmp_path), None, "en", "de")["train"]
+    assert rows["translation"][:] == [{"en": text, "de": "a"}]
 
 
 def test_a_truncated_archive_is_refused(tmp_path):
@@ -232,7 +245,7 @@ def test_a_missing_dataset_is_refused(tmp_path):
             load_translations(str(tmp_path / name), None, "en", "de")
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".GZ"])
 def test_one_of_two_text_files_names_their_prefix(suffix, tmp_path):
     prefix = tmp_path / "news.v1"
     for language in ("en", "pt_BR"):

@@ -70,10 +70,23 @@ def test_every_kind_of_file_can_be_compressed_and_streamed(compression, streamin
         assert read(name, streaming) == PAIRS, name
 
 
+def test_suffixes_are_read_in_any_case(streaming, tmp_path):
+    for compression in ("", ".gz"):
+        for name in write_every_kind(tmp_path, PAIRS, compression)[:-2]:
+            path = Path(name)
+            path = path.rename(path.with_name(path.name.upper()))
+            assert read(path, streaming) == PAIRS
+    for language in LANGUAGES:
+        (tmp_path / f"moses.{language}.gz").rename(tmp_path / f"packed.{language}.GZ")
+    assert read(tmp_path / "packed", streaming) == PAIRS
+    with pytest.raises(ValueError, match="dataset must be a file that exists"):
+        read("some/pairs.TSV")
+
+
 def test_a_folder_has_a_file_of_any_kind_for_each_split(streaming, tmp_path):
     write(tmp_path / "train.tsv", as_tsv(PAIRS))
-    write(tmp_path / "validation.csv", as_csv(PAIRS[:4]))
-    write(tmp_path / "test.tmx", as_tmx(PAIRS[:2]))
+    write(tmp_path / "validation.CSV", as_csv(PAIRS[:4]))
+    write(tmp_path / "test.Tmx", as_tmx(PAIRS[:2]))
     found = {split: read(tmp_path, streaming, split=split) for split in SPLITS}
     assert found == {"train": PAIRS, "validation": PAIRS[:4], "test": PAIRS[:2]}
 
@@ -231,6 +244,8 @@ def test_each_corpus_of_a_mixture_has_its_own_columns(tmp_path):
         ("x.csv", 'en,de\n"' + "a\n" * 200_000, "must be CSV with quotes .* limit"),
         ("x.csv", 'en,de\n"a\n' + '","\n' * 400_000, "row longer than 1,048,576 characters"),
         ("x.tsv", "a\tb\n".encode("utf-16"), "must be UTF-8, got UTF-16"),
+        ("x.csv", "en,de\na,b\n".encode("utf-16-le"), "must be UTF-8, got UTF-16 by its NUL"),
+        ("x.tsv", "a\tb\n".encode("utf-16-be"), "must be UTF-8, got UTF-16 by its NUL"),
         ("x.tsv", "a\tb\rc\td\r", "must end its lines with line feeds"),
         ("x.tsv", "a\t" + "b" * MAX_LINE_BYTES, "line 1 must have at most 1,048,576 bytes"),
         ("x.csv", "a,b\nc," + "b" * MAX_LINE_BYTES, "line 2 must have at most 1,048,576 bytes"),
