@@ -488,6 +488,24 @@ def load_whole(
     return model
 
 
+def is_allowed_on_hub(name: str) -> bool:
+    """Return whether the Hub allows a name. The Hub is not asked.
+
+    Args:
+        name: Name, with or without a user.
+
+    Returns:
+        False for a path, and for a name that the Hub does not allow.
+    """
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+        return False
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
 def check_local(source: str | Path, rule: str, kind: str = "model"):
     """Refuse a source that is neither a local folder nor on the Hub, before anything is loaded.
 
@@ -507,15 +525,9 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
         return
     if path.is_file():
         raise ValueError(f"{rule}, got the file {name!r}: give its folder.")
-    is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
     # not for datasets, because a local folder may have the name of a user on the Hub
     is_in_folder = kind == "model" and path.parent != Path() and path.parent.is_dir()
-    if is_hub_name:
-        try:
-            validate_repo_id(name)
-        except HFValidationError:
-            is_hub_name = False
-    if not is_hub_name or is_in_folder:
+    if is_in_folder or not is_allowed_on_hub(name):
         raise ValueError(f"{rule}, got {name!r}: no such folder.")
     # the local cache has this model or dataset, so no network is needed
     if Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).is_dir():

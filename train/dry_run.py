@@ -10,10 +10,12 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..console import LONGEST_VALUE, shortened
+from ..loading import is_allowed_on_hub
 from ..sizes import size_of
 from ..tokenization.learning import refuse_small_vocabulary
 from .config import TrainConfig
-from .data.corpus import is_file_name, is_local, texts_of
+from .data.corpus import is_file_name, is_local, refuse_unloadable, texts_of
+from .data.counts import count_pairs
 from .data.prepare import Texts, load_texts
 from .devices.cpu_kernels import emulates_bf16
 from .devices.memory import CPU_MICRO_BATCH_TOKENS, bytes_per_token, fixed_step_bytes, state_bytes
@@ -41,8 +43,8 @@ def describe(config: TrainConfig, recipe: str) -> str:
         Lines of text, in groups.
 
     Raises:
-        ValueError: If the recipe is unknown, the tokenizer or a corpus cannot be read, or the
-            model, the BLEU tokenizer or a tracker is invalid.
+        ValueError: If the recipe is unknown, the tokenizer or a corpus cannot be read or used, or
+            the model, the BLEU tokenizer or a tracker is invalid.
     """
     refuse_bleu_tokenizer(config.bleu_tokenizer)
     refuse_trackers(config.report_to)
@@ -84,14 +86,25 @@ def describe(config: TrainConfig, recipe: str) -> str:
     default_settings = {
         name: value for name, value in settings.items() if name not in changed_settings
     }
-    texts = _local_texts(config)
+    remote_corpora = _remote_corpora(config)
+    if remote_corpora:
+        computed_facts["text"] = (
+            f"not read, because a dry run downloads nothing: {', '.join(remote_corpora)}"
+        )
+    corpora = [config.dataset, *(corpus["dataset"] for corpus in config.mix)]
+    texts = None if remote_corpora or "demo" in corpora else load_texts(config)
+    text_groups: list[str] = []
     if texts is not None:
         if tokenizer is not None:
             refuse_unknown_text(tokenizer, config, texts)
         computed_facts |= _describe_epochs(config, texts, tokenizer)
+        text_groups = first_pairs(texts, tokenizer, config.streaming)
+        if not config.streaming:
+            counts = count_pairs(texts)
+            text_groups.append(_format_group("training text", [f"{counts}", *counts.cleaning]))
     groups = [
         "\n".join([recipe, *(f"  {line}" for line in recipe_comment(recipe))]),
-        *(() if texts is None else first_pairs(texts, tokenizer, config.streaming)),
+        *text_groups,
         format_facts("computed", computed_facts),
         *(
             format_facts("measured, with the unchanged recipe", run)
@@ -105,13 +118,19 @@ def describe(config: TrainConfig, recipe: str) -> str:
     return "\n\n".join(groups)
 
 
-def _local_texts(config: TrainConfig) -> Texts | None:
-    """Load the corpora as training does; return None if one of them is not a file or folder."""
+def _remote_corpora(config: TrainConfig) -> list[str]:
+    """Return the corpora that may be on the Hub; refuse those that are neither there nor here."""
     languages = (config.source_lang, config.target_lang)
-    corpora = [config.dataset, *(corpus["dataset"] for corpus in config.mix)]
-    # `load_texts` refuses a missing file; a name that may be on the Hub is not looked up
-    is_path = [is_local(dataset, *languages) or is_file_name(dataset) for dataset in corpora]
-    return load_texts(config) if all(is_path) and "demo" not in corpora else None
+    remote_corpora = []
+    for dataset in [config.dataset, *(corpus["dataset"] for corpus in config.mix)]:
+        # a missing file is refused when the text is loaded
+        if is_local(dataset, *languages) or is_file_name(dataset):
+            continue
+        # a name that the Hub allows is not looked up there
+        if not is_allowed_on_hub(dataset):
+            refuse_unloadable(dataset, *languages)
+        remote_corpora.append(dataset)
+    return remote_corpora
 
 
 def _describe_epochs(

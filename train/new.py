@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import yaml
 
@@ -17,10 +16,8 @@ from ..atomic_files import atomic_file
 from ..console import shown
 from ..kernels_vanilla_transformer import has_bf16_instructions
 from .config import TrainConfig
-from .data.corpus import texts_of
-from .data.mojibake import GARBLED
-from .data.pairs import format_counts, refuse_unusable
-from .data.prepare import Texts, load_texts
+from .data.counts import Counts, count_pairs
+from .data.prepare import load_texts
 from .dry_run import first_pairs
 from .recipe import load_config, parse_settings
 from .schedule import learning_rate_of
@@ -33,8 +30,6 @@ CORPUS_SETTINGS = (
 MAX_MINUTES = "max_minutes"
 # flags that must be given
 REQUIRED_SETTINGS = ("dataset", "source_lang", "target_lang")
-# largest number of pairs of a corpus that are read to estimate how many pairs can be used
-SAMPLED_PAIRS = 100_000
 # one pair in HELD_OUT_SHARE is held out for validation, but at most MOST_HELD_OUT pairs
 HELD_OUT_SHARE, MOST_HELD_OUT = 20, 1000
 # width of a comment in a recipe, without "# " and the indent of the model's settings
@@ -192,31 +187,6 @@ ALWAYS_WRITTEN = (
 )
 
 
-class Counts(NamedTuple):
-    """Size of a training text.
-
-    Args:
-        pairs: Number of pairs that can be used.
-        languages: Source and target language.
-        characters: Mean number of characters of a source and of a target.
-        words: Mean number of words, between spaces, of a source and of a target.
-        cleaning: Numbers of pairs of each corpus that are kept and left out, as text.
-    """
-
-    pairs: int
-    languages: tuple[str, ...]
-    characters: tuple[float, ...]
-    words: tuple[float, ...]
-    cleaning: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        means = zip(self.languages, self.characters, self.words, strict=True)
-        return f"{self.pairs:,} pairs to train on, on average with " + " and ".join(
-            f"{characters:.1f} characters, {words:.1f} words ({language})"
-            for language, characters, words in means
-        )
-
-
 def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
     """Write the recipe of a new model for a corpus.
 
@@ -305,51 +275,6 @@ def _new_recipe_path(name: str | None) -> Path:
 
 def _exists_message(path: Path) -> str:
     return f"{path} exists and is not overwritten. Choose another name, or remove the file."
-
-
-def count_pairs(texts: Texts) -> Counts:
-    """Count the pairs to train on, without those that have an empty side or a wrong encoding.
-
-    Args:
-        texts: Text from `load_texts`.
-
-    Returns:
-        The counts; estimates for a corpus of more than `SAMPLED_PAIRS`.
-
-    Raises:
-        ValueError: If no pair of a corpus can be used, or most of its pairs have a wrong encoding.
-    """
-    num_pairs, length_sums, cleaning = 0.0, np.zeros((2, 2)), []
-    for name, rows in zip(texts.names, texts.train, strict=True):
-        num_kept = num_garbled = 0
-        row_numbers = np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED_PAIRS)).astype(int)
-        for table in rows.select(row_numbers).with_format("arrow").iter(batch_size=10_000):
-            sides = texts_of(table, texts.languages, "train", repair=True)
-            readable_pairs = [
-                pair
-                for pair in zip(*sides, strict=True)
-                if not any(GARBLED.search(text) for text in pair)
-            ]
-            pair_lengths = [
-                ([len(text) for text in pair], [len(text.split()) for text in pair])
-                for pair in readable_pairs
-                if all(text.strip() for text in pair)
-            ]
-            num_garbled += len(table) - len(readable_pairs)
-            num_kept += len(pair_lengths)
-            if pair_lengths:
-                length_sums += np.sum(pair_lengths, axis=0) * len(rows) / len(row_numbers)
-        num_empty = len(row_numbers) - num_kept - num_garbled
-        sampled_counts = {"kept": num_kept, "wrong_encoding": num_garbled, "empty": num_empty}
-        refuse_unusable(sampled_counts, name)
-        growth = len(rows) / len(row_numbers)
-        num_pairs += num_kept * growth
-        counts = {verdict: round(count * growth) for verdict, count in sampled_counts.items()}
-        cleaning.append(f"training pairs of {name}: {format_counts(counts)}")
-    characters, words = (length_sums / num_pairs).tolist()
-    return Counts(
-        round(num_pairs), texts.languages, tuple(characters), tuple(words), tuple(cleaning)
-    )
 
 
 def settings_for(pairs: int, most_steps: float = math.inf) -> tuple[Rule, TrainConfig]:

@@ -71,7 +71,11 @@ def test_the_highest_rate_is_one_that_the_run_has(steps, cooldown, highest):
     )
 
 
-def test_the_settings_of_a_dry_run_are_a_recipe():
+def test_the_settings_of_a_dry_run_are_a_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my").mkdir()
+    for language in ("de", "en"):
+        (tmp_path / f"my/text: 1.{language}").write_text("a b c\n", encoding="utf-8")
     config = load_config("iwslt14", {"adam_epsilon": 1e-7, "dataset": "my/text: 1"})
     found = groups(describe(config, "iwslt14"))
     other = yaml.safe_load("\n".join(found["settings that differ from the paper's base model"]))
@@ -129,6 +133,35 @@ def test_a_dry_run_refuses_the_text_that_training_would(streaming, tmp_path):
     assert len(set(sentences)) == 1
     with pytest.raises(ValueError, match="dataset must be a file that exists, got"):
         describe(load_config("demo", {"dataset": "my/pears.tsv"}), "demo")
+
+
+def test_a_dry_run_refuses_text_that_is_not_readable(tmp_path):
+    table = tmp_path / "pairs.tsv"
+    table.write_text("a\tb\nc\tf\u00c3\u00bcr\nd\tsch\u00c3\u00b6n\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"UTF-8 without signs .* kept 1, wrong_encoding 2"):
+        describe(load_config("demo", {"dataset": str(table)}), "demo")
+    table.write_text("a\tb\nc\tf\u00c3\u00bcr\nd\tb c\n", encoding="utf-8")
+    found = groups(describe(load_config("demo", {"dataset": str(table)}), "demo"))
+    assert found["training text"] == [
+        "2 pairs to train on, on average with 1.0 characters, 1.0 words (en) and 2.0 characters, "
+        "1.5 words (de)",
+        f"training pairs of {table}: kept 2, wrong_encoding 1, empty 0",
+    ]
+
+
+@pytest.mark.parametrize("dataset", ["./nope", "/tmp/nope", "a/b/c/nope", "a--b", "my text"])
+def test_a_dry_run_refuses_a_dataset_that_can_be_nowhere(dataset, tmp_path):
+    for settings in ({"dataset": dataset}, {"mix": [{"dataset": dataset}]}):
+        config = load_config("paper-base", settings)
+        with pytest.raises(ValueError, match="dataset must be a file, a folder or a Hub name, got"):
+            describe(config, "paper-base")
+
+
+def test_a_dry_run_says_which_text_it_has_not_read(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("a\tb\n", encoding="utf-8")
+    mix = [{"dataset": str(tmp_path / "pairs.tsv")}, {"dataset": "wmt14"}]
+    computed = groups(describe(load_config("paper-base", {"mix": mix}), "paper-base"))["computed"]
+    assert "text: not read, because a dry run downloads nothing: wmt/wmt14, wmt14" in computed
 
 
 def describe_base():

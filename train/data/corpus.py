@@ -130,7 +130,7 @@ def load_translations(
             for split, paths in pair_files.items()
         }
     else:
-        _refuse_unloadable(dataset, source_lang, target_lang)
+        refuse_unloadable(dataset, source_lang, target_lang)
         splits, json_languages = _load_with_datasets(
             dataset, name, languages, revision, streaming, columns, repair
         )
@@ -267,8 +267,17 @@ def _find_saved_files(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def _refuse_unloadable(dataset: str, *languages: str):
-    """Refuse a file of an unknown kind, and a dataset that is neither local nor on the Hub."""
+def refuse_unloadable(dataset: str, *languages: str):
+    """Refuse a file of an unknown kind, and a dataset that is neither local nor on the Hub.
+
+    Args:
+        dataset: Name or path of a dataset, as for `load_translations`.
+        *languages: Source and target language.
+
+    Raises:
+        ValueError: If the dataset cannot be loaded. The Hub is asked only for a name that it
+            allows.
+    """
     path = Path(dataset)
     if is_file_name(dataset) and not path.exists():
         raise ValueError(f"dataset must be a file that exists, got {dataset!r}.")
