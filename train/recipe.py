@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -204,9 +204,6 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
     recipe = str(recipe)
     recipe_settings, _ = read_recipe_file(recipe)
     overrides = overrides or {}
-    for name in [*recipe_settings, *overrides]:
-        if name not in TrainConfig.__dataclass_fields__:
-            _refuse_setting(str(name))
     if isinstance(recipe_settings.get("model"), dict) and isinstance(overrides.get("model"), dict):
         merged_fields = {
             **by_canonical_name(recipe_settings["model"]),
@@ -216,10 +213,28 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
     if "dataset" in overrides:
         # `name` and `columns` belong to one dataset, so those of the recipe do not apply
         overrides = {"name": None, "columns": None, **overrides}
-    config = TrainConfig(**{**recipe_settings, **overrides})
+    config = config_of({**recipe_settings, **overrides})
     if config.output_dir is None:
         config.output_dir = str(Path("runs") / Path(recipe).stem)
     return config
+
+
+def config_of(settings: Mapping[str, Any]) -> TrainConfig:
+    """Check settings by name.
+
+    Args:
+        settings: Values by name; the others have their defaults.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ValueError: If a setting is unknown, or a value is invalid.
+    """
+    for name in settings:
+        if name not in TrainConfig.__dataclass_fields__:
+            _refuse_setting(str(name))
+    return TrainConfig(**settings)
 
 
 def parse_arguments(

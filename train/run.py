@@ -20,18 +20,19 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..atomic_files import DISK_FULL, free_space, make_folder
+from ..console import add_file_to_errors
 from ..identity_vanilla_transformer import difference_outside_layers
 from ..tokenization.learning import refuse_small_vocabulary, tokenizer_hash
 from .averaging import MovingAverage
 from .config import LOSS, TrainConfig
 from .data.batches import Collator, TrainingSteps
-from .data.prepare import Data, load_texts, make_steps, prepare_data
+from .data.prepare import Data, explaining_recipe, load_texts, make_steps, prepare_data
 from .data.streaming import StreamedSteps
 from .devices import distribution
 from .devices.memory import LAUNCH_TOKENS, max_micro_batch_tokens, refuse_too_large
 from .model_class import copy_model_file, make_model, set_search, try_model
 from .progress import Progress, open_trackers, refuse_trackers
-from .recipe import RECIPE_FILE, save_config
+from .recipe import RECIPE_FILE, config_of, save_config
 from .resuming import STEP_SETTINGS, describe_changes, refuse_late_cooldown, refuse_other_run
 from .run_folder import checkpoint as checkpointing
 from .run_folder.environment import write_environment
@@ -204,7 +205,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         OSError: If a file cannot be written.
     """
     accelerator = _open_accelerator(config)
-    checkpoint, changes, tokenizer, data = _lock_and_prepare_folder(
+    checkpoint, old_config, tokenizer, data = _lock_and_prepare_folder(
         config, resume, accelerator, until_end
     )
     # weights are loaded before `prepare`, which may leave only a part of them in each process
@@ -217,6 +218,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
     if config.ema_decay is not None:
         moving_average = MovingAverage(model, config.ema_decay)
     user_config = config
+    state.settings = dataclasses.asdict(user_config)
     config = _fill_in_micro_batch_size(config, accelerator, model, state)
     step_dataset, saved_states = distribution.in_all_processes(
         lambda: (
@@ -256,7 +258,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
     )
     with naming_intact_checkpoint(folder):
         if accelerator.is_main_process:
-            _record_start(run, user_config, changes, checkpoint)
+            _record_start(run, user_config, old_config, checkpoint)
         open_trackers(accelerator, config, state.step)
         run.progress = Progress(folder, config, state.step, state.window, accelerator)
     return run
@@ -311,8 +313,8 @@ def _open_accelerator(config: TrainConfig) -> Accelerator:
 
 def _lock_and_prepare_folder(
     config: TrainConfig, resume: bool, accelerator: Accelerator, until_end: contextlib.ExitStack
-) -> tuple[Path | None, str, PreTrainedTokenizerBase, Data]:
-    """Lock the run folder; return the checkpoint, changed settings, tokenizer and data."""
+) -> tuple[Path | None, TrainConfig | None, PreTrainedTokenizerBase, Data]:
+    """Lock the run folder; return the checkpoint, its settings, the tokenizer and the data."""
     folder = config.folder
 
     def lock():
@@ -338,20 +340,27 @@ def _lock_and_prepare_folder(
 
 def _prepare_folder(
     folder: Path, config: TrainConfig, resume: bool
-) -> tuple[Path | None, str, PreTrainedTokenizerBase, Data]:
+) -> tuple[Path | None, TrainConfig | None, PreTrainedTokenizerBase, Data]:
     """Find the checkpoint to resume, make the run folder and its vocabulary, and read the data."""
-    checkpoint, changes = _checkpoint_to_resume(folder, config, resume), ""
+    checkpoint, old_config = _checkpoint_to_resume(folder, config, resume), None
     if checkpoint is not None:
-        old_config = read_recipe(folder)
+        old_config = _settings_so_far(folder, checkpoint)
         refuse_other_run(config, old_config)
         refuse_late_cooldown(config, old_config, checkpointing.read_state(checkpoint)["step"])
-        changes = describe_changes(config, old_config)
     make_folder(folder)
     new_paths = [path for path in (folder / "tokenizer", folder / RECIPE_FILE) if not path.exists()]
+    explanation: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if old_config is not None and (config.dataset, config.mix) == (
+        old_config.dataset,
+        old_config.mix,
+    ):
+        remedy = "the path from here with --dataset or --mix"
+        explanation = explaining_recipe(config, folder / RECIPE_FILE, remedy)
     try:
-        texts = load_texts(config)
-        tokenizer = prepare_tokenizer(config, texts, is_resumed=checkpoint is not None)
-        return checkpoint, changes, tokenizer, prepare_data(config, texts, tokenizer)
+        with explanation:
+            texts = load_texts(config)
+        tokenizer = prepare_tokenizer(config, texts, old_config)
+        return checkpoint, old_config, tokenizer, prepare_data(config, texts, tokenizer)
     except ValueError:
         # if the user corrects the corpus, the vocabulary that was just made no longer fits
         for path in filter(Path.exists, new_paths):
@@ -392,6 +401,21 @@ def _checkpoint_to_resume(folder: Path, config: TrainConfig, resume: bool) -> Pa
     return newest
 
 
+def _read_run_state(checkpoint: Path) -> RunState:
+    entries = checkpointing.read_state(checkpoint)
+    return RunState.from_json(entries, checkpoint / checkpointing.STATE_FILE)
+
+
+def _settings_so_far(folder: Path, checkpoint: Path) -> TrainConfig:
+    """Return the settings that a checkpoint was made with; the user may have edited the recipe."""
+    settings = _read_run_state(checkpoint).settings
+    # a checkpoint of an earlier version
+    if settings is None:
+        return read_recipe(folder)
+    with add_file_to_errors(checkpoint / checkpointing.STATE_FILE):
+        return config_of(settings)
+
+
 def _make_or_load_model(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, checkpoint: Path | None
 ) -> tuple[PreTrainedModel, bool, Collator, RunState]:
@@ -400,9 +424,7 @@ def _make_or_load_model(
     if checkpoint is None:
         return model, has_own_loss, collator, RunState()
     checkpointing.load_weights(model, checkpointing.read_weights(checkpoint))
-    entries = checkpointing.read_state(checkpoint)
-    state = RunState.from_json(entries, checkpoint / checkpointing.STATE_FILE)
-    return model, has_own_loss, collator, state
+    return model, has_own_loss, collator, _read_run_state(checkpoint)
 
 
 def _make_step_dataset(
@@ -439,11 +461,14 @@ def _read_saved_states(
     return saved_states
 
 
-def _record_start(run: Run, user_config: TrainConfig, changes: str, checkpoint: Path | None):
+def _record_start(
+    run: Run, user_config: TrainConfig, old_config: TrainConfig | None, checkpoint: Path | None
+):
     """Write environment, recipe and model file of a run that begins or resumes.
 
     `user_config` contains the settings of the user, without a computed `tokens_per_micro_batch`.
     """
+    changes = "" if old_config is None else describe_changes(user_config, old_config)
     first_step = run.steps_done + 1
     facts = {
         "layout": run.accelerator.distributed_type.value,
@@ -462,13 +487,12 @@ def _record_start(run: Run, user_config: TrainConfig, changes: str, checkpoint: 
         logger.warning("From step %d on: %s.", first_step, changes)
     write_environment(run.folder, facts)
     # the recipe of a finished run keeps the settings with which its steps were made
-    if checkpoint is not None and run.was_finished_at_start:
-        old_config = read_recipe(run.folder)
+    if old_config is not None and run.was_finished_at_start:
         user_config = dataclasses.replace(
             user_config, **{name: getattr(old_config, name) for name in STEP_SETTINGS}
         )
-    # written after the environment: if the process is killed in between, the next start still finds
-    # the old recipe, and records the changes
+    # written after the environment: without settings in the checkpoint, if the process is killed in
+    # between, the next start still finds the old recipe, and records the changes
     save_config(user_config, run.folder / RECIPE_FILE)
     copy_model_file(user_config, run.folder)
     if checkpoint is not None and run.was_finished_at_start:

@@ -179,7 +179,7 @@ def _training_rows(task: Task) -> list[datasets.Dataset]:
             f"source must be given, because only the stored training text of a run can be read, "
             f"got {actual}."
         )
-    with explaining_recipe(recipe, Path(task.model, RECIPE_FILE), "--source"):
+    with explaining_recipe(recipe, Path(task.model, RECIPE_FILE), "another text with --source"):
         rows: Any = load_texts(recipe).train
     return rows
 

@@ -28,14 +28,14 @@ TEXT_FILE = "text_sha256.txt"
 
 
 def prepare_tokenizer(
-    config: TrainConfig, texts: Texts | None = None, is_resumed: bool = False
+    config: TrainConfig, texts: Texts | None = None, old_config: TrainConfig | None = None
 ) -> PreTrainedTokenizerBase:
     """Load or learn the tokenizer of a run, and save it in the run folder.
 
     Args:
         config: Settings of the run.
         texts: Corpora to learn from; loaded if not given.
-        is_resumed: Whether the run is resumed; `refuse_other_run` then compares its settings.
+        old_config: Settings so far of a run that is resumed, which `refuse_other_run` compares.
 
     Returns:
         The tokenizer.
@@ -47,13 +47,11 @@ def prepare_tokenizer(
     """
     folder = config.folder
     tokenizer_folder = folder / "tokenizer"
-    if not is_resumed and not tokenizer_folder.is_dir():
+    if old_config is None and not tokenizer_folder.is_dir():
         refuse_files_of_no_run(folder, config)
-    saved_config = (
-        read_recipe(folder)
-        if tokenizer_folder.is_dir() and (folder / RECIPE_FILE).is_file()
-        else None
-    )
+    saved_config = old_config if tokenizer_folder.is_dir() else None
+    if old_config is None and tokenizer_folder.is_dir() and (folder / RECIPE_FILE).is_file():
+        saved_config = read_recipe(folder)
     # if the run folder has a copy of the given tokenizer, the original may be gone
     if config.tokenizer is not None and (
         saved_config is None or saved_config.tokenizer != config.tokenizer
@@ -69,7 +67,7 @@ def prepare_tokenizer(
                     f"{config.tokenizer!r}, got another one in {tokenizer_folder}."
                 )
     elif tokenizer_folder.is_dir():
-        if saved_config is not None and config.tokenizer is None and not is_resumed:
+        if saved_config is not None and config.tokenizer is None and old_config is None:
             refuse_other_vocabulary(config, saved_config)
             _refuse_vocabulary_of_other_text(config, texts or load_texts(config), tokenizer_folder)
         tokenizer = load_tokenizer(str(tokenizer_folder))

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 import train_toys
+import yaml
 from accelerate.state import AcceleratorState
 from train_toys import FOREVER, curve, last_step, wait_until
 
+from vanilla_transformer.console import sentence_of
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.run_folder.checkpoint import checkpoints
+from vanilla_transformer.train.recipe import load_config
+from vanilla_transformer.train.run_folder.checkpoint import checkpoints, read_state, write_state
+from vanilla_transformer.train.run_folder.environment import read_environment
 from vanilla_transformer.train.run_folder.files import read_metrics
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -266,6 +270,99 @@ def test_another_run_is_not_taken_for_the_same(begun, changed, difference):
     with pytest.raises(ValueError, match=f"resumed with its own settings: .*{difference}"):
         train(train_toys.toy_config(corpus, folder, **changed), resume=True)
     assert (folder / "recipe.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ({"seed": 2}, "seed was 1, got 2"),
+        ({"drop_duplicates": True}, "drop_duplicates was False, got True"),
+        ({"ema_decay": 0.9}, "ema_decay was None, got 0.9"),
+        ({"model": {"dropout": 0.5}}, "model was .*, got .*'dropout': 0.5"),
+        ({"vocab_size": 280}, "vocab_size was 290, got 280"),
+        ({"tokenizer": "elsewhere"}, "tokenizer was None, got 'elsewhere'"),
+    ],
+)
+def test_an_edited_recipe_of_the_run_is_compared_with_the_settings_of_its_checkpoint(
+    begun, tmp_path, changed, difference
+):
+    _, before = begun
+    folder = Path(shutil.copytree(before, tmp_path / "run"))
+    config = edited_recipe(folder, **changed)
+    with pytest.raises(ValueError, match=f"resumed with its own settings: .*{difference}"):
+        train(config, resume=True)
+
+
+def edited_recipe(folder, **changes):
+    """Change settings in the recipe of a run, as in an editor, and return all of its settings."""
+    recipe = folder / "recipe.yaml"
+    settings = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    changes["model"] = settings["model"] | changes.get("model", {})
+    train_toys.write_recipe(recipe, settings | changes | {"output_dir": str(folder)})
+    return load_config(recipe)
+
+
+def test_an_edited_setting_of_the_steps_is_recorded(begun, tmp_path):
+    _, before = begun
+    folder = Path(shutil.copytree(before, tmp_path / "run"))
+    state = read_state(folder / "checkpoints/step-2")
+    assert state["settings"] == yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+    train(edited_recipe(folder, label_smoothing=0.2, max_steps=3), resume=True)
+    change = "max_steps 3 (was 2); label_smoothing 0.2 (was 0.1)"
+    assert read_environment(folder)[-1]["changed"] == change
+    assert read_state(folder / "checkpoints/step-3")["settings"]["label_smoothing"] == 0.2
+
+
+def test_a_checkpoint_without_settings_resumes_with_the_recipe_of_its_run(begun, tmp_path):
+    _, before = begun
+    folder = Path(shutil.copytree(before, tmp_path / "run"))
+    checkpoint = folder / "checkpoints/step-2"
+    state = read_state(checkpoint)
+    del state["settings"]
+    write_state(checkpoint, state)
+    train(edited_recipe(folder, max_steps=3), resume=True)
+    assert read_state(folder / "checkpoints/step-3")["settings"]["max_steps"] == 3
+
+
+def test_a_relative_corpus_is_explained_when_the_run_is_resumed_elsewhere(begun, tmp_path):
+    _, before = begun
+    folder = Path(shutil.copytree(before, tmp_path / "run"))
+    # as if the training had been started where this path begins
+    write_state(
+        folder / "checkpoints/step-2",
+        {**read_state(folder / "checkpoints/step-2"), "settings": None},
+    )
+    config = edited_recipe(folder, dataset="texts/of/mine")
+    with pytest.raises(ValueError, match="got 'texts/of/mine': no such folder") as error:
+        train(config, resume=True)
+    said = sentence_of(error.value)
+    assert f"({folder / 'recipe.yaml'} names this dataset; a relative path begins in the" in said
+    assert said.endswith(
+        "run the command there, or give the path from here with --dataset or --mix)."
+    )
+    # here the user names the dataset
+    config.dataset = "texts/of/others"
+    with pytest.raises(ValueError, match="got 'texts/of/others': no such folder") as error:
+        train(config, resume=True)
+    assert "names this dataset" not in sentence_of(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ([], "settings must be"),
+        ({"sead": 1}, "sead is not a setting"),
+        ({"seed": "x"}, "seed must"),
+    ],
+)
+def test_wrong_settings_in_a_checkpoint_are_named(begun, tmp_path, settings, problem):
+    corpus, before = begun
+    folder = Path(shutil.copytree(before, tmp_path / "run"))
+    checkpoint = folder / "checkpoints/step-2"
+    write_state(checkpoint, read_state(checkpoint) | {"settings": settings})
+    with pytest.raises(ValueError, match=problem) as error:
+        train(train_toys.toy_config(corpus, folder), resume=True)
+    assert str(checkpoint / "state.json") in sentence_of(error.value)
 
 
 @pytest.mark.parametrize("resume", [False, True])

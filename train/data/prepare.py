@@ -387,13 +387,13 @@ def _prepare_validation(
 
 
 @contextmanager
-def explaining_recipe(recipe: TrainConfig, path: Path, flags: str) -> Iterator[None]:
+def explaining_recipe(recipe: TrainConfig, path: Path, remedy: str) -> Iterator[None]:
     """Add to an error about a missing corpus that a recipe names it, and where a path begins.
 
     Args:
         recipe: Settings of a run.
         path: File of the recipe.
-        flags: Flags of the command that choose another text.
+        remedy: What to give with which flags of the command.
 
     Raises:
         ValueError: The error of the block.
@@ -406,7 +406,7 @@ def explaining_recipe(recipe: TrainConfig, path: Path, flags: str) -> Iterator[N
         if not all(is_available_offline(dataset, *languages) for dataset in corpora):
             error.add_note(
                 f"{path} names this dataset; a relative path begins in the folder in which the "
-                f"training was started: run the command there, or give another text with {flags}"
+                f"training was started: run the command there, or give {remedy}"
             )
         raise
 

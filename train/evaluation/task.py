@@ -249,8 +249,8 @@ def load_sentences(task: Evaluation) -> list[list[str]]:
     explanation: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if task.recipe is not None and task.dataset == task.recipe.dataset:
         path = Path(task.run, RECIPE_FILE)
-        flags = "--dataset, --source or --sacrebleu"
-        explanation = explaining_recipe(task.recipe, path, flags)
+        remedy = "another text with --dataset, --source or --sacrebleu"
+        explanation = explaining_recipe(task.recipe, path, remedy)
     with explanation:
         splits = load_translations(
             task.dataset,

@@ -353,11 +353,9 @@ def _format_facts(folder: Path, config: TrainConfig, num_parameters: int) -> str
         "precision": config.precision,
     }
     starts = read_environment(folder)
-    changes = [
-        f"from step {start['first_step']} on: {start['changed']}"
-        for start in starts
-        if "changed" in start
-    ]
+    # a start that saved no checkpoint has no effect, and the next one has the same first step
+    change_by_step = {start.get("first_step"): start.get("changed") for start in starts}
+    changes = [f"from step {step} on: {text}" for step, text in change_by_step.items() if text]
     if changes:
         facts["changed settings"] = "; ".join(changes)
     loss_texts = []

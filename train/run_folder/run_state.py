@@ -87,6 +87,8 @@ class RunState:
             of `later` checkpoints; None before the first checkpoint and without `best_metric`.
         cooldown: Number of `steps` and `last_step` of a cooldown that began early, and the
             `max_minutes` for which it was planned; None without such a cooldown.
+        settings: Settings of the last step by name, which may differ from an edited recipe; None in
+            a new run and in checkpoints of earlier versions.
     """
 
     step: int = _saved(0, whole_number(0))
@@ -101,6 +103,7 @@ class RunState:
     tokens_per_micro_batch: int | None = _saved(None, whole_number(1))
     best_checkpoint: dict[str, Any] | None = _saved(None, or_null(BEST_SCHEMA), is_optional=True)
     cooldown: dict[str, Any] | None = _saved(None, or_null(COOLDOWN_SCHEMA), is_optional=True)
+    settings: dict[str, Any] | None = _saved(None, or_null(mapping()), is_optional=True)
 
     @classmethod
     def from_json(cls, entries: Mapping[str, Any], path: Path) -> "RunState":

@@ -27,7 +27,10 @@ SAVED = {
     "best_checkpoint": {"metric": "loss", "step": 4, "score": 5.5, "later": 1},
     "cooldown": {"steps": 3, "last_step": 9, "max_minutes": 2.0},
     "seconds": 1.5,
+    "settings": {"seed": 2},
 }
+# entries that checkpoints of earlier versions lack
+LATER = ("best_checkpoint", "cooldown", "settings")
 
 
 def test_a_saved_state_comes_back(tmp_path):
@@ -35,13 +38,12 @@ def test_a_saved_state_comes_back(tmp_path):
     assert json.loads(json.dumps(state.to_json())) == SAVED
 
 
-def test_a_state_from_before_best_checkpoints_and_cooldowns_is_read(tmp_path):
-    later = ("best_checkpoint", "cooldown")
-    saved = {name: entry for name, entry in SAVED.items() if name not in later}
-    assert RunState.from_json(saved, tmp_path).to_json() == SAVED | dict.fromkeys(later)
+def test_a_state_from_before_best_checkpoints_cooldowns_and_settings_is_read(tmp_path):
+    saved = {name: entry for name, entry in SAVED.items() if name not in LATER}
+    assert RunState.from_json(saved, tmp_path).to_json() == SAVED | dict.fromkeys(LATER)
 
 
-@pytest.mark.parametrize("name", sorted(SAVED.keys() - {"best_checkpoint", "cooldown"}))
+@pytest.mark.parametrize("name", sorted(SAVED.keys() - {*LATER}))
 def test_a_missing_or_wrong_entry_is_named(tmp_path, name):
     with pytest.raises(ValueError, match=f"must have {name}"):
         RunState.from_json({k: v for k, v in SAVED.items() if k != name}, tmp_path)
