@@ -5,7 +5,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -31,14 +31,21 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Name the final path, not that of an unfinished file or a lock, if writing is not allowed."""
+def _naming(path: Path, numbers: Collection[int | None] = NOT_ALLOWED) -> Iterator[None]:
+    """Name the final path, not that of an unfinished file or a lock, if it cannot be written.
+
+    An error without `strerror` is a sentence of this function already.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno not in NOT_ALLOWED:
+        if error.errno not in numbers or error.strerror is None:
             raise
-        raise OSError(f"{path} cannot be written: {error.strerror}.") from error
+        space_text = f" with {free_space(path.parent)}" if error.errno in DISK_FULL else ""
+        named_error = OSError(f"{path} cannot be written{space_text}: {error.strerror}.")
+        # callers tell a full disk by its number
+        named_error.errno = error.errno
+        raise named_error from error
 
 
 @contextlib.contextmanager
@@ -162,20 +169,24 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     Yields:
         The temporary file, open for writing bytes.
+
+    Raises:
+        OSError: If the file cannot be written; names `path`, and the free space on a full disk.
     """
     unfinished_file = unfinished_path(path)
-    try:
-        with _naming(path):
-            file = unfinished_file.open("xb")
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished_file.replace(path)
-    except BaseException:
-        unfinished_file.unlink(missing_ok=True)
-        raise
-    to_disk(path.parent)
+    with _naming(path, DISK_FULL):
+        try:
+            with _naming(path):
+                file = unfinished_file.open("xb")
+            with file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished_file.replace(path)
+        except BaseException:
+            unfinished_file.unlink(missing_ok=True)
+            raise
+        to_disk(path.parent)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -73,6 +73,24 @@ def test_a_folder_that_is_not_writable_is_named_by_its_final_path(tmp_path, monk
         write_atomically(path, "text")
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
+@pytest.mark.parametrize(("owner", "name"), [(os, "fsync"), (Path, "open")])
+def test_a_file_on_a_full_disk_is_named_with_the_free_space(
+    tmp_path, monkeypatch, number, owner, name
+):
+    path = tmp_path / "scores.json"
+
+    def fill(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(owner, name, fill)
+    sentence = rf"^{path} cannot be written with [\d,]+ kB free: {os.strerror(number)}\.$"
+    with pytest.raises(OSError, match=sentence) as error:
+        write_atomically(path, "text")
+    assert error.value.errno == number
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_link_is_replaced_and_its_target_stays(tmp_path):
     outside, path = tmp_path / "outside", tmp_path / "link"
     outside.write_text("mine")

@@ -1,12 +1,13 @@
 """Cache of files that are computed from text, such as token ids. Files are written atomically."""
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import datasets
 
-from ...atomic_files import NOT_ALLOWED, make_folder, to_disk, unfinished_path
+from ...atomic_files import make_folder, to_disk, unfinished_path
 
 
 def ensure_cached_file(name: str, code_files: Sequence[str], write: Callable[[Path], None]) -> Path:
@@ -31,22 +32,14 @@ def ensure_cached_file(name: str, code_files: Sequence[str], write: Callable[[Pa
     code_version = hashlib.sha256(
         b"".join(Path(file).read_bytes() for file in code_files)
     ).hexdigest()[:16]
-    cache = Path(datasets.config.HF_DATASETS_CACHE)
-    path = cache / "vanilla_transformer" / code_version / name
-    if not path.is_file():
+    folder = Path(datasets.config.HF_DATASETS_CACHE, "vanilla_transformer", code_version)
+    path = folder / name
+    with _naming_cache():
+        is_cached = path.is_file()
+    if not is_cached:
+        # before `write`, which may fail because it cannot read the text
+        refuse_unwritable_cache(folder)
         unfinished_file = unfinished_path(path)
-        # tried before `write`, which may fail because it cannot read the text
-        try:
-            make_folder(path.parent)
-            unfinished_file.touch()
-            unfinished_file.unlink()
-        except OSError as error:
-            if error.errno not in NOT_ALLOWED:
-                raise
-            raise OSError(
-                f"the cache of datasets must be a folder that can be written, got {cache}: set the "
-                f"environment variable HF_HOME to another folder ({error.strerror})."
-            ) from error
         try:
             write(unfinished_file)
             if unfinished_file.is_file():
@@ -56,3 +49,31 @@ def ensure_cached_file(name: str, code_files: Sequence[str], write: Callable[[Pa
         finally:
             unfinished_file.unlink(missing_ok=True)
     return path
+
+
+def refuse_unwritable_cache(folder: Path) -> None:
+    """Refuse a cache of `datasets` that cannot be written.
+
+    Args:
+        folder: Folder in the cache to write to; created if it does not exist.
+
+    Raises:
+        OSError: If no file can be written there; names the cache.
+    """
+    trial_file = unfinished_path(folder / "trial")
+    with _naming_cache():
+        make_folder(folder)
+        trial_file.touch()
+        trial_file.unlink()
+
+
+@contextlib.contextmanager
+def _naming_cache() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            "the cache of datasets must be a folder that can be written, got "
+            f"{datasets.config.HF_DATASETS_CACHE}: set the environment variable HF_HOME to another "
+            f"folder ({error.strerror})."
+        ) from error

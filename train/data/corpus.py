@@ -25,7 +25,7 @@ from ...console import LONGEST_VALUE, shortened
 from ...loading import check_local
 from ...records import read_text
 from . import tables, text_files, translation_memories
-from .cache import ensure_cached_file
+from .cache import ensure_cached_file, refuse_unwritable_cache
 from .json_records import is_json, read_json
 from .tables import Columns, column_names, join_text_columns, read_table
 from .text_files import COMPRESSIONS, count_lines, decode_line, lines_of, opened, read_lines
@@ -103,6 +103,7 @@ def load_translations(
     Raises:
         ValueError: If the dataset cannot be loaded, lacks a language, has several files for a
             split, or is an incomplete copy of WMT14.
+        OSError: If the cache of `datasets` cannot be written; names it.
     """
     languages = (source_lang, target_lang)
     pair_files = _find_pair_files(dataset, languages)
@@ -187,6 +188,8 @@ def _load_with_datasets(
         load_arguments = {"path": reader, "data_files": {"train": escaped_path}}
     if saved_files := _find_saved_files(Path(dataset)):
         load_arguments = {"path": "arrow", "data_files": saved_files}
+    # `datasets` locks a file in its cache, even if it reads a dataset from there
+    refuse_unwritable_cache(Path(datasets.config.HF_DATASETS_CACHE))
     # without a network the library loads the prepared folder that was modified last, so update the
     # time of the folders with these languages
     language_pair = "-".join(map(glob.escape, languages))

@@ -40,13 +40,35 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert len(load_translations(str(tmp_path), None, "en", "de")["train"]) == 6
 
 
-@pytest.mark.parametrize("call", ["mkdir", "touch"])
+@pytest.mark.parametrize("kind", ["pairs.tsv", "pairs.jsonl", "pairs.parquet", "saved"])
+def test_a_cache_that_cannot_be_made_is_named_for_every_kind_of_corpus(tmp_path, monkeypatch, kind):
+    path = tmp_path / kind
+    rows = datasets.Dataset.from_list([{"en": "a cat", "de": "eine Katze"}])
+    if path.suffix == ".tsv":
+        path.write_text("en\tde\na cat\teine Katze\n", encoding="utf-8")
+    elif path.suffix == ".jsonl":
+        rows.to_json(path)
+    elif path.suffix == ".parquet":
+        rows.to_parquet(path)
+    else:
+        rows.save_to_disk(path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "file/cache")
+    with pytest.raises(OSError, match=r"cache of datasets must be .*/file/cache: set .* HF_HOME"):
+        load_translations(str(path), None, "en", "de")
+
+
+@pytest.mark.parametrize("call", ["is_file", "mkdir", "touch"])
 def test_a_cache_that_cannot_be_written_is_named_with_its_setting(tmp_path, monkeypatch, call):
     path = tmp_path / "pairs.tsv"
     path.write_text("en\tde\na cat\teine Katze\n", encoding="utf-8")
 
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
+    original = getattr(Path, call)
+
+    def refuse(path, *arguments, **options):
+        if tmp_path / "cache" in (path, *path.parents):
+            raise PermissionError(13, "Permission denied")
+        return original(path, *arguments, **options)
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(Path, call, refuse)
