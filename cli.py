@@ -1,7 +1,6 @@
 """The command `vanilla-transformer COMMAND`: each command imports one module and calls it."""
 
 import argparse
-import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,11 +114,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _write_utf_8():
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-
-
 def _demo(arguments: argparse.Namespace, verb_arguments: list[str]):
     with fast_imports():
         from .train.demo import run_demo
@@ -201,8 +195,6 @@ def _evaluate(arguments: argparse.Namespace, verb_arguments: list[str]):
 
 
 def _translate(arguments: argparse.Namespace, verb_arguments: list[str]):
-    # input and output are UTF-8 in every locale
-    _write_utf_8()
     with fast_imports():
         from .train.translate import run
 
@@ -211,7 +203,6 @@ def _translate(arguments: argparse.Namespace, verb_arguments: list[str]):
 
 
 def _paper(arguments: argparse.Namespace, verb_arguments: list[str]):
-    _write_utf_8()
     with fast_imports():
         from .paper.__main__ import run
 
@@ -219,7 +210,6 @@ def _paper(arguments: argparse.Namespace, verb_arguments: list[str]):
 
 
 def _score(arguments: argparse.Namespace, verb_arguments: list[str]):
-    _write_utf_8()
     with fast_imports():
         from .train.score import run
 
@@ -228,7 +218,6 @@ def _score(arguments: argparse.Namespace, verb_arguments: list[str]):
 
 
 def _align(arguments: argparse.Namespace, verb_arguments: list[str]):
-    _write_utf_8()
     with fast_imports():
         from .train.align import run
 

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import gc
+import io
 import logging
 import os
 import signal
@@ -76,6 +77,7 @@ def run_command(
     """
     all_arguments = sys.argv[1:] if argv is None else argv
     arguments = [argument for argument in all_arguments if argument != TRACEBACK]
+    _write_utf_8()
     if logs:
         log_to_stderr()
     try:
@@ -100,6 +102,12 @@ def run_command(
         if not _is_reported_by_first_process():
             sys.stderr.write(f"error: {sentence_of(error) or _unexpected_sentence(error)}\n")
         return 1
+
+
+def _write_utf_8():
+    """Let stdout be UTF-8 with line feeds in every locale, like all files and stdin."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
 
 
 def _close_progress_bars():

@@ -1,4 +1,5 @@
 import gc
+import io
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ from tqdm import tqdm
 from vanilla_transformer.console import (
     add_file_to_errors,
     fast_imports,
+    print_line,
     require_nonempty_path,
     run_command,
 )
@@ -37,6 +39,14 @@ def test_every_error_is_one_short_sentence(error, sentence, capsys):
     assert said.count("\n") == 1
     assert len(said) < 2500
     assert ("with --traceback for details" in said) == ("unexpected" in said)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_every_command_writes_utf_8_in_every_locale(monkeypatch, encoding):
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding, newline="\r\n"))
+    assert run_command(lambda _: print_line("ant ± 蟻"), [], logs=False) == 0
+    assert output.getvalue() == "ant ± 蟻\n".encode()
 
 
 @pytest.mark.parametrize("error", [ValueError("a rule"), TypeError("no rule")])

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import yaml
 
 from ..atomic_files import write_atomically
-from ..configuration_vanilla_transformer import closest_name
+from ..configuration_vanilla_transformer import VanillaTransformerConfig, closest_name
 from ..console import LONGEST_VALUE, TRUST, add_trust_flag, refuse_code, shown
 from ..records import read_text
 from .config import TrainConfig, by_canonical_name
@@ -27,6 +27,18 @@ MEASURED_RUNS = "measured"
 # flag for a preview of a run, and its values: by default the preview only computes, the other one
 # trains a few steps
 DRY_RUN_FLAG, COMPUTED_PREVIEW, MEASURED_PREVIEW = "--dry_run", "computed", "measured"
+# names of fields of the model
+MODEL_FIELDS = {
+    *VanillaTransformerConfig.__annotations__,
+    *VanillaTransformerConfig.attribute_map,
+}
+# for settings of other trainers, the setting with the same purpose
+NAMES_ELSEWHERE = {
+    **dict.fromkeys(("batch_size", "per_device_train_batch_size"), "tokens_per_step"),
+    **dict.fromkeys(("beam", "beams", "beam_size"), "num_beams"),
+    **dict.fromkeys(("lr", "learning_rate"), "learning_rate_factor"),
+    **dict.fromkeys(("epochs", "max_epoch", "max_epochs", "num_train_epochs"), "max_steps"),
+}
 # facts that a recipe contains about each measured run
 MEASURED_FACTS = ("device", "time", "score", "signature", "results")
 
@@ -401,6 +413,15 @@ def _refuse_setting(
     names_text = ", ".join(names)
     if name in TrainConfig.__dataclass_fields__:
         raise ValueError(f"{name} must be set in the recipe, because the flags are {names_text}.")
+    if name in MODEL_FIELDS and "model" in names:
+        raise ValueError(
+            f"{name} is not a setting, but a field of model: use --model '{{{name}: VALUE}}', or "
+            f"model: {{{name}: VALUE}} in the recipe."
+        )
+    own_name = NAMES_ELSEWHERE.get(name, "")
+    if own_name in names:
+        help_text = TrainConfig.__dataclass_fields__[own_name].metadata["help"]
+        raise ValueError(f"{name} is not a setting. Use {own_name}: {help_text}.")
     hint = closest_name(name, [*names]) or f" The settings are {names_text}."
     raise ValueError(f"{name} is not a setting.{hint}")
 

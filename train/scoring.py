@@ -64,7 +64,7 @@ def score_translations(
 
     Raises:
         ValueError: If there are no references, the numbers of translations and references differ,
-            or the tokenizer is unknown or not installed.
+            or the tokenizer is unknown, not installed or cannot be downloaded.
     """
     if len(translations) != len(references) or not references:
         raise ValueError(
@@ -166,6 +166,13 @@ def _metrics(bleu_tokenizer: str) -> dict[str, BLEU | CHRF]:
         raise ValueError(
             f"bleu_tokenizer must have its packages installed, got {bleu_tokenizer!r}: "
             f"{' '.join(str(error).split())}"
+        ) from error
+    # sacreBLEU downloads some tokenizers; for a wrong certificate it logs the reason and exits
+    except (OSError, SystemExit) as error:
+        reason = "see above" if isinstance(error, SystemExit) else " ".join(str(error).split())
+        raise ValueError(
+            f"the tokenizer of bleu_tokenizer, {bleu_tokenizer!r}, cannot be downloaded or read by "
+            f"sacreBLEU: {reason}."
         ) from error
     return {"bleu": bleu, "chrf": CHRF()}
 

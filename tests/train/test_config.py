@@ -90,6 +90,13 @@ def test_saved_settings_are_read_back_equal(tmp_path):
     [
         (["dmo"], "recipe must be .* one of demo, .* got 'dmo'. Did you mean 'demo'"),
         (["demo", "--warmup", "5"], "warmup is not a setting. Did you mean 'warmup_steps'"),
+        (["demo", "--dropout", "0"], r"a field of model: use --model '{dropout: VALUE}', or mod"),
+        (["demo", "--d_model=8"], "d_model is not a setting, but a field of model: use --model"),
+        (["demo", "--encoder_layers=2"], "encoder_layers is not a setting, but a field of model"),
+        (["demo", "--batch_size", "64"], "not a setting. Use tokens_per_step: approximate source"),
+        (["demo", "--beam_size", "5"], "beam_size is not a setting. Use num_beams: beam size"),
+        (["demo", "--lr", "1e-4"], "lr is not a setting. Use learning_rate_factor: factor on the"),
+        (["demo", "--epochs", "3"], "epochs is not a setting. Use max_steps: training steps"),
         (["demo", "--zzz", "5"], "zzz is not a setting. The settings are dataset, name"),
         (["demo", "--max_steps", "many"], "max_steps must be of type int, got 'many'"),
         (["demo", "--max_steps", "1.5"], "max_steps must be of type int, got 1.5"),

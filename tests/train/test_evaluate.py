@@ -1,6 +1,7 @@
 """Evaluation: translations of a split, in order, and their scores with signatures."""
 
 import dataclasses
+import errno
 import gzip
 import io
 import json
@@ -28,6 +29,7 @@ from vanilla_transformer.train import validation
 from vanilla_transformer.train.data.leaks import describe_leaks
 from vanilla_transformer.train.evaluate import evaluate, main, score_table
 from vanilla_transformer.train.evaluation import task
+from vanilla_transformer.train.evaluation.results import save_translations
 from vanilla_transformer.train.evaluation.sets import read_files
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.recipe import save_config
@@ -381,6 +383,24 @@ def test_translations_are_saved_even_if_scoring_fails(run, tmp_path, monkeypatch
     with pytest.raises(ValueError, match="no score today"):
         evaluate(str(own), comet="any")
     assert len((own / "hypotheses/test.translation.txt").read_text().splitlines()) == 7
+
+
+def test_a_full_disk_keeps_the_translations_of_an_evaluation(tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    (folder / "hypotheses").mkdir(parents=True)
+    written = []
+
+    def fill(descriptor):
+        written.append(descriptor)
+        if len(written) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fill)
+    path = folder / "hypotheses/test.translation.txt"
+    reference = folder / "hypotheses/test.reference.txt"
+    with pytest.raises(OSError, match=rf"^{reference} cannot be written with [\d,]+ kB free: No"):
+        save_translations(folder, "test", ["a"], [["b"]], ["c"])
+    assert path.read_text(encoding="utf-8") == "c\n"
 
 
 def test_the_run_folder_gets_the_card_under_any_of_its_paths(run, tmp_path, monkeypatch):
@@ -780,6 +800,24 @@ def test_without_a_network_a_test_set_is_refused_in_one_sentence(
     assert "wmt14 for en-de cannot be downloaded or read: see above" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["flores101", "flores200", "spBLEU-1K"])
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [(URLError("no network"), "<urlopen error no network>"), (SystemExit(1), "see above")],
+)
+def test_without_a_network_a_tokenizer_of_bleu_is_refused_in_one_sentence(
+    run, tmp_path, monkeypatch, capsys, name, failure, reason
+):
+    def fail(*given):
+        raise failure
+
+    monkeypatch.setattr("urllib.request.urlopen", fail)
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
+    assert main([str(run), "--bleu_tokenizer", name]) == 1
+    sentence = f"tokenizer of bleu_tokenizer, '{name}', cannot be downloaded or read by sacreBLEU: "
+    assert f"error: the {sentence}{reason}.\n" in capsys.readouterr().err
+
+
 def test_intervals_are_printed_and_kept(run):
     scores = evaluate(str(run))
     texts = [
@@ -809,6 +847,24 @@ def test_files_outside_of_the_folder_give_results_that_are_not_hidden(run, tmp_p
     evaluate("own", source="../set.en", reference="../set.de", num_beams=1)
     assert list(own.glob("hypotheses/set.en-*.translation.txt"))
     assert not list(own.glob("hypotheses/.*"))
+
+
+def test_results_of_a_long_path_keep_its_end(run, tmp_path, monkeypatch):
+    folders = [tmp_path / f"{letter}{'x' * 120}" / ("é" * 60) for letter in "ab"]
+    out = tmp_path / "out"
+    for folder in folders:
+        folder.mkdir(parents=True)
+        for language in ("en", "de"):
+            (folder / f"set.{language}").write_text("ant bee\n", encoding="utf-8")
+        files = {"source": folder / "set.en", "reference": folder / "set.de"}
+        evaluate(str(run), **files, num_beams=1, output_dir=out)
+    first_name, second_name = kept(out)
+    assert first_name[:9] != second_name[:9]
+    assert first_name[9:] == second_name[9:]
+    assert first_name.endswith("éé-set.en-en-de-num_beams1")
+    assert len(first_name.encode()) <= 150
+    for name in (first_name, second_name):
+        assert (out / f"hypotheses/{name}.translation.txt").is_file()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Results of evaluations in a folder: `hypotheses/`, `scores.json` and the model card."""
 
 import contextlib
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ from .task import Evaluation
 
 # seconds to wait for another evaluation, which locks the folder only while it writes
 SECONDS_TO_WAIT = 10.0
+# longest name of results, in bytes: most file systems allow 255, with suffixes
+LONGEST_NAME = 150
 
 
 def result_name_of(task: Evaluation, search: Mapping[str, Any], model: PreTrainedModel) -> str:
@@ -44,7 +47,13 @@ def result_name_of(task: Evaluation, search: Mapping[str, Any], model: PreTraine
 
 def _file_name(parts: list[str]) -> str:
     # a leading dot, as of a path that begins with "..", would hide the files
-    return re.sub(r"[^\w.-]+", "-", "-".join(parts)).strip("-.")
+    name = re.sub(r"[^\w.-]+", "-", "-".join(parts)).strip("-.")
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    # the end of a path tells more than its beginning, and the settings follow the path
+    name_hash = hashlib.sha256(name.encode()).hexdigest()[:8]
+    end = name.encode()[len(name_hash) + 1 - LONGEST_NAME :].decode(errors="ignore")
+    return f"{name_hash}-{end.lstrip('-.')}"
 
 
 def result_paths(folder: Path, result_name: str, num_references: int = 1) -> list[Path]:
@@ -142,7 +151,8 @@ def save_translations(
             path.is_file() and path.read_bytes() == text.encode()
             for path, text in text_by_path.items()
         )
-        for path, text in text_by_path.items():
+        # the translations first: they take long to make, and the others can be read again
+        for path, text in reversed(text_by_path.items()):
             write_atomically(path, text)
     return is_unchanged
 
