@@ -26,6 +26,8 @@ DISK_FULL_TEXTS = (
 )
 # error numbers: permission denied, operation not permitted, read-only file system
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+# error numbers: a file is where a folder must be, a link leads nowhere or to itself
+NO_FOLDER = (errno.ENOTDIR, errno.EEXIST, errno.ELOOP)
 # error numbers of network file systems that do not support locks
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
@@ -64,7 +66,7 @@ def locked_folder(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
         Whether the folder is locked; False on a file system without locks.
 
     Raises:
-        ValueError: If another command holds the lock, or the path is a file.
+        ValueError: If another command holds the lock, or the path is a file or below one.
         OSError: If the folder cannot be written to.
     """
     if folder.exists() and not folder.is_dir():
@@ -86,6 +88,10 @@ def locked_folder(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
             "output_dir."
         ) from error
     except OSError as error:
+        if error.errno in NO_FOLDER:
+            raise ValueError(
+                f"output_dir must be a folder that can be made, got {folder}: {error.strerror}."
+            ) from error
         if error.errno not in NO_LOCKS:
             raise
     try:

@@ -383,6 +383,9 @@ def sentence_of(error: BaseException) -> str | None:
             f"this command needs the package {package}, which is not installed: pip install "
             f"'vanilla_transformer[{extra}]', or in a clone '.[{extra}]'."
         )
+    # `os.getcwd` names no file
+    if isinstance(error, FileNotFoundError) and error.filename is None and not _has_folder():
+        return "the current folder does not exist any more: change to another folder."
     # huggingface_hub wraps the ValueError of a validator, so the cause is reported. Its own
     # messages about a wrong type are clear enough
     if isinstance(error, StrictDataclassError) and isinstance(error.__cause__, ValueError):
@@ -392,6 +395,14 @@ def sentence_of(error: BaseException) -> str | None:
     expected: tuple[type, ...] = (ValueError, OSError, FloatingPointError, MemoryError)
     expected += (SafetensorError, HfHubHTTPError.__bases__[0], StrictDataclassError)
     return _with_notes(error, str(error)) if isinstance(error, expected) else None
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _with_notes(error: BaseException, sentence: str) -> str:

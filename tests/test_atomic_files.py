@@ -152,6 +152,27 @@ def test_a_waiting_command_gets_the_lock(tmp_path):
     assert order == ["first", "left", "second"]
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("file/run", errno.ENOTDIR),
+        ("file/runs/run", errno.ENOTDIR),
+        ("nowhere", errno.EEXIST),
+        ("loop/run", errno.ELOOP),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_named_with_its_setting(tmp_path, name, reason):
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to("absent")
+    (tmp_path / "loop").symlink_to("loop")
+    sentence = f"^output_dir must be a folder that can be made, got {tmp_path / name}: "
+    with (
+        pytest.raises(ValueError, match=f"{sentence}{os.strerror(reason)}"),
+        locked_folder(tmp_path / name),
+    ):
+        pytest.fail("the folder cannot be made")
+
+
 def test_a_folder_that_cannot_be_locked_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     with (

@@ -2,6 +2,7 @@ import gc
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tqdm import tqdm
@@ -47,6 +48,16 @@ def test_every_command_writes_utf_8_in_every_locale(monkeypatch, encoding):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding, newline="\r\n"))
     assert run_command(lambda _: print_line("ant ± 蟻"), [], logs=False) == 0
     assert output.getvalue() == "ant ± 蟻\n".encode()
+
+
+def test_a_removed_current_folder_is_named(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert run_command(lambda _: print_line(Path("runs").resolve()), []) == 1
+    said = capsys.readouterr().err
+    assert said == "error: the current folder does not exist any more: change to another folder.\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("a rule"), TypeError("no rule")])

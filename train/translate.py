@@ -149,7 +149,7 @@ def search_lines(
         num_beams = search.get("num_beams", pipeline.model.generation_config.num_beams) or 1
         raise MemoryError(
             f"out of memory: a batch with {num_beams:,} beams for each sentence does not fit. Use "
-            "a smaller num_beams."
+            "a smaller num_beams or max_extra_tokens."
         ) from error
 
 

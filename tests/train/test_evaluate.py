@@ -460,6 +460,16 @@ def test_the_data_of_an_evaluation_is_given_by_name():
         evaluate("run", "test", "demo")
 
 
+def test_the_other_direction_of_a_run_is_scored_with_a_warning(run, caplog):
+    own = dict.fromkeys(task.Request.__dataclass_fields__)
+    own |= {"run": str(run), "references": ()}
+    task.resolve_request(task.Request(**own))
+    assert not caplog.messages
+    task.resolve_request(task.Request(**own | {"source_lang": "de", "target_lang": "en"}))
+    (warning,) = caplog.messages
+    assert warning == "the run translates from en to de, and is scored in the other direction."
+
+
 def test_equal_source_and_target_languages_are_refused(run, capsys):
     assert main([str(run), "--source_lang", "de"]) == 1
     said = capsys.readouterr().err
@@ -495,6 +505,15 @@ def test_a_missing_corpus_of_a_recipe_is_not_reported_as_an_argument(run, tmp_pa
     # here the user names the dataset
     assert main([str(elsewhere), "--dataset", "texts/of/others"]) == 1
     assert "got 'texts/of/others': no such folder.\n" in capsys.readouterr().err
+
+
+def test_markup_is_scored_with_a_warning(tmp_path, caplog):
+    markup, lines = tmp_path / "newstest.txt", tmp_path / "lines.txt"
+    markup.write_text('<srcset setid="newstest">\n<seg id="1">ant bee</seg>\n', encoding="utf-8")
+    lines.write_text("ant < bee\nbee\n", encoding="utf-8")
+    read_files([lines, markup])
+    (warning,) = caplog.messages
+    assert warning == f"the first line of {markup} has JSON or markup, and whole lines are scored."
 
 
 def test_the_only_split_of_a_file_is_proposed(run, tmp_path, capsys):
@@ -701,6 +720,13 @@ def test_a_table_is_evaluated_with_the_columns_of_the_run_or_with_others(
     assert "other sentences under the name plain.tsv-train-en-de" in capsys.readouterr().err
     assert main(["own", *data, "plain.tsv", "--columns", "{en: 1}"]) == 1
     assert "columns must give a name, or a number from 1, for each of" in capsys.readouterr().err
+
+
+def test_a_dash_is_no_file_and_the_path_of_stdin_is_named():
+    with pytest.raises(
+        ValueError, match=r"^- cannot be read: No such file or directory\. Give /dev/"
+    ):
+        read_files(["-", "-"])
 
 
 def test_files_can_be_pipes(run, tmp_path, capsys):

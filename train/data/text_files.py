@@ -187,7 +187,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         with opener(path, "rb") as file:
             yield file
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
+        hint = " Give /dev/stdin to read stdin." if str(path) == "-" else ""
+        raise ValueError(f"{path} cannot be read: {error.strerror}.{hint}") from error
     except TRUNCATION_ERRORS as error:
         raise ValueError(f"{path} cannot be read to its end: {error}") from error
 

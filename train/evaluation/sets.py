@@ -1,5 +1,6 @@
 """Test sets outside of a dataset: text files, and the test sets of sacreBLEU."""
 
+import logging
 import tarfile
 import zipfile
 from collections.abc import Sequence
@@ -9,6 +10,9 @@ from sacrebleu.dataset import DATASETS
 
 from ...configuration_vanilla_transformer import closest_name
 from ..data.text_files import lines_of, opened, read_lines, refuse_other_format
+from ..translate import NO_SENTENCE
+
+logger = logging.getLogger(__name__)
 
 
 def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
@@ -34,6 +38,10 @@ def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
     for path, lines in zip(paths, texts, strict=True):
         if not lines:
             raise ValueError(f"{path} must have at least one line, got none.")
+        if NO_SENTENCE.match(lines[0]):
+            logger.warning(
+                "the first line of %s has JSON or markup, and whole lines are scored.", path
+            )
         if len(lines) != len(texts[0]):
             raise ValueError(
                 f"{paths[0]} and {path} must have the same number of lines, got "

@@ -1,6 +1,7 @@
 """Data of an evaluation: arguments, defaults from the recipe of a run, and sentences."""
 
 import contextlib
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from ..run_folder.environment import read_environment
 from ..run_folder.files import read_recipe
 from ..scoring import comet_program, score_translations
 from .sets import read_files, read_sacrebleu_set, refuse_sacrebleu_set
+
+logger = logging.getLogger(__name__)
 
 # first word of `Evaluation.dataset` for a test set of sacreBLEU
 SACREBLEU = "sacrebleu"
@@ -147,6 +150,12 @@ def resolve_request(request: Request) -> Evaluation:
         refuse_sacrebleu_set(request.sacrebleu, source_lang, target_lang)
     if recipe is not None:
         _refuse_other_languages(recipe, source_lang, target_lang)
+        if (target_lang, source_lang) == (recipe.source_lang, recipe.target_lang):
+            logger.warning(
+                "the run translates from %s to %s, and is scored in the other direction.",
+                target_lang,
+                source_lang,
+            )
     default_bleu_tokenizer = bleu_tokenizer_of(target_lang)
     if recipe is not None and target_lang == recipe.target_lang:
         default_bleu_tokenizer = recipe.bleu_tokenizer or default_bleu_tokenizer

@@ -97,6 +97,18 @@ def test_a_card_has_the_number_of_used_cores(threads, processes, said, run, tmp_
     assert re.search(rf"\| time \| \d+ s on {said} \|", card(folder).text)
 
 
+def test_a_card_has_no_change_of_a_start_that_saved_no_checkpoint(run, tmp_path):
+    folder = Path(shutil.copytree(run, tmp_path / "changed"))
+    starts = [
+        "first_step: 5\nchanged: seed 2 (was 1)",
+        "first_step: 5",
+        "first_step: 9\nchanged: x",
+    ]
+    with (folder / "environment.txt").open("a", encoding="utf-8") as file:
+        file.write("".join(f"{start}\n\n" for start in starts))
+    assert "| changed settings | from step 9 on: x |" in card(folder).text
+
+
 def test_a_card_has_the_last_finite_loss(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "skipped")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
