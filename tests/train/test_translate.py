@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +46,15 @@ def test_lines_come_back_in_order_whatever_their_lengths(run):
     assert together == alone
     assert together[2] == ""
     assert len(set(together)) > 3
+
+
+def test_a_search_that_is_out_of_memory_names_the_settings_to_lower():
+    def search(lines, **settings):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    search.model = SimpleNamespace(generation_config=SimpleNamespace(num_beams=4))
+    with pytest.raises(MemoryError, match=r"4 beams .* smaller num_beams or max_extra_tokens"):
+        list(translate_lines(search, ["ant"]))
 
 
 def test_languages_that_are_not_those_of_the_run_are_refused(run, tmp_path, capsys):
