@@ -352,11 +352,6 @@ def test_errors_of_writing_and_comparing_are_found_before_the_translation(
     (tmp_path / "file").touch()
     assert main([str(run), "--output_dir", str(tmp_path / "file")]) == 1
     assert "output_dir must be a folder, got the file" in capsys.readouterr().err
-    # the path becomes part of a file name
-    far = tmp_path / ("d" * 200)
-    far.symlink_to(Path(read_recipe(run).dataset).resolve())
-    assert main([str(run), "--dataset", str(far)]) == 1
-    assert "File name too long" in capsys.readouterr().err
     assert main([str(run), "--bleu_tokenizer", "13b"]) == 1
     assert "bleu_tokenizer must be one of" in capsys.readouterr().err
     for text, message in (('{"test": {', "scores.json must be JSON"), ("[]", "must be a mapping")):
