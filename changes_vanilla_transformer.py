@@ -61,8 +61,9 @@ def without_missing_code(
         folder: Folder that the model is saved to within the `with` block.
     """
     file_names = {path.name for path in Path(folder).glob("*.py")}
-    if model_class._auto_class is not None:
-        # `save_pretrained` copies the file of the class, and all files that this file imports
+    # `save_pretrained` copies the file of a registered class and all files that this file imports,
+    # except the file of a notebook or a script
+    if model_class._auto_class is not None and model_class.__module__ != "__main__":
         class_file = str(sys.modules[model_class.__module__].__file__)
         copied_files = class_file, *get_relative_import_files(class_file)
         file_names |= {Path(file).name for file in copied_files}

@@ -526,6 +526,18 @@ def test_a_published_model_that_is_saved_again_names_no_missing_code(run_folder,
             assert translate(TEXTS) == expected
 
 
+def test_a_class_of_a_notebook_is_saved(run_folder, tmp_path, monkeypatch):
+    class Mine(vanilla_transformer.VanillaTransformerForConditionalGeneration):
+        pass
+
+    Mine.register_for_auto_class("AutoModelForSeq2SeqLM")
+    # a notebook has no file
+    monkeypatch.setattr(Mine, "__module__", "__main__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    Mine.from_pretrained(run_folder).save_pretrained(tmp_path / "saved")
+    assert Mine.from_pretrained(tmp_path / "saved").config.d_model == 24
+
+
 @pytest.mark.parametrize("name", ["runz/demo", "demo"])
 def test_an_unknown_name_is_refused_at_once(name, tmp_path):
     program = """

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -86,12 +87,12 @@ def describe(config: TrainConfig, recipe: str) -> str:
     default_settings = {
         name: value for name, value in settings.items() if name not in changed_settings
     }
-    remote_corpora = _remote_corpora(config)
+    corpora = [config.dataset, *(corpus["dataset"] for corpus in config.mix)]
+    remote_corpora = _remote_corpora(corpora, config.source_lang, config.target_lang)
     if remote_corpora:
         computed_facts["text"] = (
             f"not read, because a dry run downloads nothing: {', '.join(remote_corpora)}"
         )
-    corpora = [config.dataset, *(corpus["dataset"] for corpus in config.mix)]
     texts = None if remote_corpora or "demo" in corpora else load_texts(config)
     text_groups: list[str] = []
     if texts is not None:
@@ -118,11 +119,10 @@ def describe(config: TrainConfig, recipe: str) -> str:
     return "\n\n".join(groups)
 
 
-def _remote_corpora(config: TrainConfig) -> list[str]:
+def _remote_corpora(corpora: Sequence[str], *languages: str) -> list[str]:
     """Return the corpora that may be on the Hub; refuse those that are neither there nor here."""
-    languages = (config.source_lang, config.target_lang)
     remote_corpora = []
-    for dataset in [config.dataset, *(corpus["dataset"] for corpus in config.mix)]:
+    for dataset in corpora:
         # a missing file is refused when the text is loaded
         if is_local(dataset, *languages) or is_file_name(dataset):
             continue
