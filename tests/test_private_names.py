@@ -52,6 +52,8 @@ PRIVATE_NAMES = {
     ),
     "transformers.models.nllb.tokenization_nllb.NllbTokenizer": ("_build_translation_inputs",),
     "transformers.modeling_utils.PreTrainedModel": (
+        # the Auto class that a class is registered with, whose file `save_pretrained` copies
+        "_auto_class",
         "_can_compile_fullgraph",
         "_can_record_outputs",
         "_check_and_adjust_attn_implementation",

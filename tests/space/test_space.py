@@ -137,13 +137,16 @@ def test_a_search_that_takes_too_long_ends_and_says_so(loaded, monkeypatch):
 
     def slow(*given):
         decoding = begin(*given)
-        step = decoding.step
 
-        def next_step(ids):
-            steps.append(time.sleep(0.1))
-            return step(ids)
+        def slowed(read):
+            def next_step(*given):
+                steps.append(time.sleep(0.1))
+                return read(*given)
 
-        decoding.step = next_step
+            return next_step
+
+        # greedy search reads tokens with `step`, beam search with `select`
+        decoding.step, decoding.select = slowed(decoding.step), slowed(decoding.select)
         return decoding
 
     monkeypatch.setattr(generation, "begin_decoding", slow)
