@@ -23,6 +23,8 @@ ROW_MULTIPLE = 8
 # weights with more elements, and weights with this many inputs and outputs, are not packed: the
 # packed copy would take much memory and would hardly be faster
 MAX_PACKED_ELEMENTS, MAX_PACKED_WIDTH = 2**25, 2**10
+# with transposed weights and one row, oneDNN is faster than MKL if the weights have more elements
+MAX_MKL_ELEMENTS = 2**22
 # up to this number of rows, oneDNN is faster if weights that are not packed are the left factor
 FEW_ROWS = 64
 # number of scores in a group; top-k searches only the groups with the largest maxima
@@ -48,7 +50,9 @@ class PackedLinear:
     """x W^T + b of one or several linear layers with the same input.
 
     On a CPU the product is in float32. Small weights are packed, as are weights of another dtype,
-    and large weights are read from the layers. On a GPU the product is in the dtype of the weights.
+    and large weights are read from the layers. Without AVX-512, a product of one row reads a
+    transposed copy of the weights, which the first such product makes: packed weights are read at
+    half the speed of the memory. On a GPU the product is in the dtype of the weights.
 
     Args:
         layers: Layers with the same input; their outputs are concatenated.
@@ -56,7 +60,7 @@ class PackedLinear:
     """
 
     def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
-        self.then_relu = then_relu
+        self.layers, self.then_relu = layers, then_relu
         self.weights_in_place = [side_by_side([layer]) for layer in layers]
         if any(self.is_used_in_place(weight) for weight, _ in self.weights_in_place):
             self.library = "onednn" if _is_available_and_correct("onednn") else None
@@ -96,15 +100,22 @@ class PackedLinear:
                 self._product_in_place(x, weight, bias) for weight, bias in self.weights_in_place
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        if self.library == "onednn":
+        if self.library == "onednn" and (len(x) > 1 or has_wide_vectors()):
             return onednn_product(x, self.weight, self.bias, self.then_relu)
         if self.library == "mkl":
             product = mkl_product(x, self.weight, self.original_weight, self.bias)
-        elif self.bias is None:
-            product = x @ self.weight
         else:
-            product = torch.addmm(self.bias, x, self.weight)
+            weight = self.weight if self.library is None else self.transposed_weight
+            if self.library == "onednn" and weight.numel() > MAX_MKL_ELEMENTS:
+                return onednn_product(x, weight.t(), self.bias, self.then_relu)
+            product = x @ weight if self.bias is None else torch.addmm(self.bias, x, weight)
         return product.relu_() if self.then_relu else product
+
+    @functools.cached_property
+    def transposed_weight(self) -> Tensor:
+        """W^T of all layers in float32, [inputs, outputs]."""
+        weight, _ = side_by_side(self.layers)
+        return weight.float().t().contiguous()
 
     @staticmethod
     def is_used_in_place(weight: Tensor) -> bool:
@@ -313,7 +324,8 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None, then_relu: bo
 
     Args:
         x: Input, [rows, inputs].
-        weight: Weight [outputs, inputs], or the result of `_reorder_linear_weight`.
+        weight: Weight [outputs, inputs], a transposed view of [inputs, outputs], or the result of
+            `_reorder_linear_weight`.
         bias: Bias, [outputs], or None.
         then_relu: Apply ReLU to the outputs.
 
@@ -393,6 +405,12 @@ def is_intel() -> bool:
         return "Intel" in platform.processor()
 
 
+@functools.cache
+def has_wide_vectors() -> bool:
+    """Return whether torch uses AVX-512."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 def has_bf16_instructions() -> bool:
     """Return whether the CPU multiplies in bf16, which torch would otherwise emulate slowly."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -417,7 +435,7 @@ def _is_available_and_correct(library: str) -> bool:
             packed_weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
             products = [
                 functools.partial(onednn_product, weight=some_weight, bias=None, then_relu=False)
-                for some_weight in (packed_weight, weight)
+                for some_weight in (packed_weight, weight, weight.t().contiguous().t())
             ]
             products.append(functools.partial(product_of_few_rows, weight=weight, bias=None))
         for num_rows in TESTED_ROWS:
