@@ -23,8 +23,9 @@ ROW_MULTIPLE = 8
 # weights with more elements, and weights with this many inputs and outputs, are not packed: the
 # packed copy would take much memory and would hardly be faster
 MAX_PACKED_ELEMENTS, MAX_PACKED_WIDTH = 2**25, 2**10
-# with transposed weights and one row, oneDNN is faster than MKL if the weights have more elements
-MAX_MKL_ELEMENTS = 2**22
+# on CPUs without AVX-512, up to this number of rows, a batched product with unpacked weights in this
+# number of parts is faster than oneDNN
+FEWEST_ROWS, WEIGHT_PARTS = 4, 8
 # up to this number of rows, oneDNN is faster if weights that are not packed are the left factor
 FEW_ROWS = 64
 # number of scores in a group; top-k searches only the groups with the largest maxima
@@ -50,9 +51,8 @@ class PackedLinear:
     """x W^T + b of one or several linear layers with the same input.
 
     On a CPU the product is in float32. Small weights are packed, as are weights of another dtype,
-    and large weights are read from the layers. Without AVX-512, a product of one row reads a
-    transposed copy of the weights, which the first such product makes: packed weights are read at
-    half the speed of the memory. On a GPU the product is in the dtype of the weights.
+    and large weights are read from the layers, as are most weights in products of few rows on CPUs
+    without AVX-512. On a GPU the product is in the dtype of the weights.
 
     Args:
         layers: Layers with the same input; their outputs are concatenated.
@@ -100,22 +100,22 @@ class PackedLinear:
                 self._product_in_place(x, weight, bias) for weight, bias in self.weights_in_place
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        if self.library == "onednn" and (len(x) > 1 or has_wide_vectors()):
+        if self.library == "onednn":
+            if is_faster_in_parts(x):
+                return product_in_parts(x, self.unpacked_weight, self.bias, self.then_relu)
             return onednn_product(x, self.weight, self.bias, self.then_relu)
         if self.library == "mkl":
             product = mkl_product(x, self.weight, self.original_weight, self.bias)
+        elif self.bias is None:
+            product = x @ self.weight
         else:
-            weight = self.weight if self.library is None else self.transposed_weight
-            if self.library == "onednn" and weight.numel() > MAX_MKL_ELEMENTS:
-                return onednn_product(x, weight.t(), self.bias, self.then_relu)
-            product = x @ weight if self.bias is None else torch.addmm(self.bias, x, weight)
+            product = torch.addmm(self.bias, x, self.weight)
         return product.relu_() if self.then_relu else product
 
     @functools.cached_property
-    def transposed_weight(self) -> Tensor:
-        """W^T of all layers in float32, [inputs, outputs]."""
-        weight, _ = side_by_side(self.layers)
-        return weight.float().t().contiguous()
+    def unpacked_weight(self) -> Tensor:
+        """W in float32, [outputs, inputs]; for one layer in float32, the weight of the layer."""
+        return side_by_side(self.layers)[0].float()
 
     @staticmethod
     def is_used_in_place(weight: Tensor) -> bool:
@@ -324,8 +324,7 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None, then_relu: bo
 
     Args:
         x: Input, [rows, inputs].
-        weight: Weight [outputs, inputs], a transposed view of [inputs, outputs], or the result of
-            `_reorder_linear_weight`.
+        weight: Weight [outputs, inputs], or the result of `_reorder_linear_weight`.
         bias: Bias, [outputs], or None.
         then_relu: Apply ReLU to the outputs.
 
@@ -353,7 +352,42 @@ def onednn_product_in_place(
     """
     if len(x) > FEW_ROWS:
         return onednn_product(x, weight, bias, then_relu)
+    if is_faster_in_parts(x):
+        return product_in_parts(x, weight, bias, then_relu)
     product = product_of_few_rows(x, weight, bias)
+    return product.relu_() if then_relu else product
+
+
+def is_faster_in_parts(x: Tensor) -> bool:
+    """Return whether `product_in_parts` is faster than oneDNN.
+
+    Args:
+        x: Input, [rows, inputs].
+    """
+    return len(x) <= FEWEST_ROWS and x.dtype == torch.float32 and not has_wide_vectors()
+
+
+def product_in_parts(x: Tensor, weight: Tensor, bias: Tensor | None, then_relu: bool) -> Tensor:
+    """Compute x W^T + b as a batch of products with parts of W, which the threads read in parallel.
+
+    Args:
+        x: Input of few rows, [rows, inputs].
+        weight: Weight, not packed, [outputs, inputs].
+        bias: Bias, [outputs], or None.
+        then_relu: Apply ReLU to the outputs.
+
+    Returns:
+        Outputs, [rows, outputs].
+    """
+    outputs_per_part = len(weight) // WEIGHT_PARTS
+    num_divided = WEIGHT_PARTS * outputs_per_part
+    parts = weight[:num_divided].unflatten(0, (WEIGHT_PARTS, outputs_per_part))
+    product = torch.bmm(parts, x.t().expand(WEIGHT_PARTS, -1, -1)).flatten(0, 1)  # [outputs, rows]
+    if num_divided < len(weight):
+        product = torch.cat((product, weight[num_divided:] @ x.t()))
+    product = product.t().contiguous()
+    if bias is not None:
+        product.add_(bias)
     return product.relu_() if then_relu else product
 
 
@@ -435,7 +469,7 @@ def _is_available_and_correct(library: str) -> bool:
             packed_weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
             products = [
                 functools.partial(onednn_product, weight=some_weight, bias=None, then_relu=False)
-                for some_weight in (packed_weight, weight, weight.t().contiguous().t())
+                for some_weight in (packed_weight, weight)
             ]
             products.append(functools.partial(product_of_few_rows, weight=weight, bias=None))
         for num_rows in TESTED_ROWS:

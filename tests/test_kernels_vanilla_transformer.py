@@ -62,27 +62,36 @@ def test_a_product_is_that_of_the_layers_for_any_number_of_rows(
             torch.testing.assert_close(rectified, layers[0](x).relu(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("max_mkl_elements", [0, 2**22])
+@pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_single_row_is_multiplied_with_transposed_weights_where_this_is_faster(
-    monkeypatch, max_mkl_elements, dtype
+@pytest.mark.parametrize("outputs", [3, 64, 77])
+def test_few_rows_are_multiplied_in_parts_on_a_cpu_without_avx512(
+    monkeypatch, outputs, dtype, is_large
 ):
     if not kernels._is_available_and_correct("onednn"):
         pytest.skip("this torch has no kernels of oneDNN for packed weights")
     monkeypatch.setattr(kernels, "packing_library", lambda: "onednn")
     monkeypatch.setattr(kernels, "has_wide_vectors", lambda: False)
-    monkeypatch.setattr(kernels, "MAX_MKL_ELEMENTS", max_mkl_elements)
-    layers = [torch.nn.Linear(40, size, bias=size == 70, dtype=dtype) for size in (70, 73)]
-    x = torch.randn(2, 40)
+    if is_large:
+        monkeypatch.setattr(kernels, "MAX_PACKED_ELEMENTS", 1)
+    in_parts = []
+    product_in_parts = kernels.product_in_parts
+    monkeypatch.setattr(
+        kernels,
+        "product_in_parts",
+        lambda x, *given: in_parts.append(len(x)) or product_in_parts(x, *given),
+    )
+    layers = [torch.nn.Linear(40, outputs + more, bias=not more, dtype=dtype) for more in (0, 3)]
     with torch.no_grad():
         for used, then_relu in ((layers, False), (layers[:1], True), (layers[1:], True)):
-            expected = torch.cat([layer.float()(x) for layer in copy.deepcopy(used)], dim=1)
-            expected = expected.relu() if then_relu else expected
             linear = kernels.PackedLinear(used, then_relu)
-            torch.testing.assert_close(linear(x), expected, rtol=1e-5, atol=1e-5)
-            assert "transposed_weight" not in vars(linear)
-            torch.testing.assert_close(linear(x[1:]), expected[1:], rtol=1e-5, atol=1e-5)
-            assert "transposed_weight" in vars(linear)
+            for num_rows in (1, 4, 5):
+                x = torch.randn(num_rows, 40)
+                exact_layers = [copy.deepcopy(layer).float() for layer in used]
+                expected = torch.cat([layer(x) for layer in exact_layers], dim=1)
+                expected = expected.relu() if then_relu else expected
+                torch.testing.assert_close(linear(x), expected, rtol=1e-5, atol=1e-5)
+    assert set(in_parts) == {1, 4}
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(1024, 1024), (32, 2**20 + 1)])
