@@ -32,7 +32,7 @@ from transformers.generation import (
 )
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
-from .kernels_vanilla_transformer import top_k_log_probs
+from .kernels_vanilla_transformer import index_of_largest, top_k_log_probs
 
 # processors that `TokenRules` describes, each with its released code; a program may replace it
 PROCESSORS = {
@@ -758,7 +758,7 @@ def greedy_search(
             logits = logits_processor(ids[:, :length], all_logits)[sentence_indices]
         elif len(suppressed):
             logits.index_fill_(1, suppressed, -torch.inf)
-        tokens = logits.argmax(dim=-1).masked_fill_(is_done, padding_id)
+        tokens = index_of_largest(logits).masked_fill_(is_done, padding_id)
         ids[:, length].index_copy_(0, sentence_indices, tokens)
         length += 1
         is_done |= torch.isin(tokens, end_tokens)

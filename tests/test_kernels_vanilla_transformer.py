@@ -12,13 +12,26 @@ from hypothesis import strategies as st
 from vanilla_transformer import kernels_vanilla_transformer as kernels
 
 
-@given(st.integers(1, 5), st.integers(1, 12), st.integers(4090, 4300), st.integers(0, 999))
-def test_the_largest_are_those_of_topk(rows, count, size, seed):
-    scores = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
+# about 2^16 scores, from which on they are divided into groups
+@given(st.sampled_from([1, 15, 16, 17]), st.integers(1, 20), st.integers(-99, 99), st.integers(0))
+def test_the_largest_are_those_of_topk(rows, count, difference, seed):
+    generator = torch.Generator().manual_seed(seed % 999)
+    scores = torch.randn(rows, 2**16 // rows + difference, generator=generator)
     expected = scores.topk(count, dim=1)
     values, indices = kernels.grouped_topk(scores, count)
     assert values.tolist() == expected.values.tolist()
     assert indices.tolist() == expected.indices.tolist()
+    assert kernels.index_of_largest(scores).tolist() == expected.indices[:, 0].tolist()
+
+
+@pytest.mark.parametrize("positions", [(5000, 70), (64, 6000, 9999), (9998, 9999), (100, 101)])
+def test_of_equal_scores_the_first_is_the_largest(positions):
+    scores = torch.randn(20, 10_000)
+    scores[7, list(positions)] = 50.0
+    scores[8] = -torch.inf
+    found = kernels.index_of_largest(scores)
+    assert found.tolist() == scores.argmax(dim=1).tolist()
+    assert found[7] == min(positions)
 
 
 @pytest.mark.parametrize("shift", [0.0, 50.0, 500.0, -500.0])
