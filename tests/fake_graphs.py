@@ -33,11 +33,12 @@ class Recorder(TorchDispatchMode):
             tensor.copy_(value)
 
     def replay(self):
-        """Run the operators again, and copy each result into the tensor that held it."""
+        """Run the operators again, and copy each new result into the tensor that held it."""
         for operator, args, kwargs, before in self.calls:
             now = operator(*args, **kwargs)
             for old, new in zip(tree_leaves(before), tree_leaves(now), strict=True):
-                if isinstance(old, Tensor) and old is not new:
+                # a view of a tensor is the same view again
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
 
