@@ -24,7 +24,7 @@ ROW_MULTIPLE = 8
 # packed copy would take much memory and would hardly be faster
 MAX_PACKED_ELEMENTS, MAX_PACKED_WIDTH = 2**25, 2**10
 # up to this number of rows, a product with unpacked weights, divided into this number of parts, is
-# faster than oneDNN on a CPU without AVX-512
+# faster than oneDNN on a CPU with AVX2 and without AVX-512
 FEWEST_ROWS, WEIGHT_PARTS = 4, 8
 # up to this number of rows, oneDNN is faster if weights that are not packed are the left factor
 FEW_ROWS = 64
@@ -51,8 +51,8 @@ class PackedLinear:
     """x W^T + b of one or several linear layers with the same input.
 
     On a CPU the product is in float32. Small weights are packed, as are weights of another dtype,
-    and large weights are read from the layers, as are most weights in products of few rows on CPUs
-    without AVX-512. On a GPU the product is in the dtype of the weights.
+    and large weights are read from the layers, as are most weights in products of few rows on a CPU
+    with AVX2. On a GPU the product is in the dtype of the weights.
 
     Args:
         layers: Layers with the same input; their outputs are concatenated.
@@ -364,7 +364,7 @@ def is_faster_in_parts(x: Tensor) -> bool:
     Args:
         x: Input, [rows, inputs].
     """
-    return len(x) <= FEWEST_ROWS and x.dtype == torch.float32 and not has_wide_vectors()
+    return len(x) <= FEWEST_ROWS and x.dtype == torch.float32 and has_mkl_and_avx2()
 
 
 def product_in_parts(x: Tensor, weight: Tensor, bias: Tensor | None, then_relu: bool) -> Tensor:
@@ -440,9 +440,9 @@ def is_intel() -> bool:
 
 
 @functools.cache
-def has_wide_vectors() -> bool:
-    """Return whether torch uses AVX-512."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+def has_mkl_and_avx2() -> bool:
+    """Return whether torch has MKL, and uses AVX2 but not AVX-512."""
+    return torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def has_bf16_instructions() -> bool:

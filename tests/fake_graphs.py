@@ -36,9 +36,11 @@ class Recorder(TorchDispatchMode):
         """Run the operators again, and copy each new result into the tensor that held it."""
         for operator, args, kwargs, before in self.calls:
             now = operator(*args, **kwargs)
+            # a view of a recorded tensor is the same view again
+            if any(returned.alias_info for returned in operator._schema.returns):
+                continue
             for old, new in zip(tree_leaves(before), tree_leaves(now), strict=True):
-                # a view of a tensor is the same view again
-                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                if isinstance(old, Tensor):
                     old.copy_(new)
 
 

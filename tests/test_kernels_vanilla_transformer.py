@@ -78,13 +78,11 @@ def test_a_product_is_that_of_the_layers_for_any_number_of_rows(
 @pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("outputs", [3, 64, 77])
-def test_few_rows_are_multiplied_in_parts_on_a_cpu_without_avx512(
-    monkeypatch, outputs, dtype, is_large
-):
+def test_few_rows_are_multiplied_in_parts_on_a_cpu_with_avx2(monkeypatch, outputs, dtype, is_large):
     if not kernels._is_available_and_correct("onednn"):
         pytest.skip("this torch has no kernels of oneDNN for packed weights")
     monkeypatch.setattr(kernels, "packing_library", lambda: "onednn")
-    monkeypatch.setattr(kernels, "has_wide_vectors", lambda: False)
+    monkeypatch.setattr(kernels, "has_mkl_and_avx2", lambda: True)
     if is_large:
         monkeypatch.setattr(kernels, "MAX_PACKED_ELEMENTS", 1)
     in_parts = []
