@@ -137,3 +137,27 @@ def test_the_garbage_collector_pauses_for_imports_only():
         check=True,
     )
     assert done.stdout == "True\n"
+
+
+def test_the_garbage_collector_reads_imported_objects_neither_after_imports_nor_at_the_exit():
+    code = """if True:
+        import atexit, gc
+        from vanilla_transformer.console import fast_imports, run_command
+
+        def count_of_young():
+            return len(gc.get_objects(generation=0)) + len(gc.get_objects(generation=1))
+
+        with fast_imports():
+            objects = [[] for _ in range(100_000)]
+        print(count_of_young() < 10_000, gc.get_freeze_count())
+        # the functions of atexit are called in reverse order
+        atexit.register(lambda: print(gc.get_freeze_count() > 100_000))
+        run_command(lambda _: print(gc.get_freeze_count()), [], logs=False)
+        gc.freeze()
+        with fast_imports():
+            pass
+        print(gc.get_freeze_count() > 100_000)
+        gc.unfreeze()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "0", "0", "True", "True"]
