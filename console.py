@@ -58,8 +58,8 @@ def fast_imports() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            # move the new objects to the oldest generation; the next collection, of the youngest
-            # generation, would read them all. If a program has frozen objects, they stay frozen
+            # move the new objects to the oldest generation, so that the next collection, of the
+            # youngest generation, does not read them. Objects that a program has frozen stay frozen
             if not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
@@ -81,8 +81,8 @@ def run_command(
         The exit status: the command's own, 1 after an error, 128 plus the number of the signal
         after a signal.
     """
-    # at the exit of the process, the garbage collector would read all objects several times, which
-    # would take two seconds. It does not read frozen objects
+    # the garbage collector reads all objects several times at the exit of the process, which takes
+    # seconds, but it does not read frozen objects
     atexit.register(gc.freeze)
     all_arguments = sys.argv[1:] if argv is None else argv
     arguments = [argument for argument in all_arguments if argument != TRACEBACK]

@@ -51,8 +51,9 @@ class PackedLinear:
     """x W^T + b of one or several linear layers with the same input.
 
     On a CPU the product is in float32. Small weights are packed, as are weights of another dtype,
-    and large weights are read from the layers, as are most weights in products of few rows on a CPU
-    with AVX2. On a GPU the product is in the dtype of the weights.
+    and large weights are read from the layers. On a CPU with AVX2, products of few rows read all
+    float32 weights of single layers from the layers. On a GPU the product is in the dtype of the
+    weights.
 
     Args:
         layers: Layers with the same input; their outputs are concatenated.
@@ -101,7 +102,7 @@ class PackedLinear:
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if self.library == "onednn":
-            if is_faster_in_parts(x):
+            if is_faster_in_parts(x) and self.layers[0].weight.dtype == torch.float32:
                 return product_in_parts(x, self.unpacked_weight, self.bias, self.then_relu)
             return onednn_product(x, self.weight, self.bias, self.then_relu)
         if self.library == "mkl":
@@ -114,8 +115,11 @@ class PackedLinear:
 
     @functools.cached_property
     def unpacked_weight(self) -> Tensor:
-        """W in float32, [outputs, inputs]; for one layer in float32, the weight of the layer."""
-        return side_by_side(self.layers)[0].float()
+        """W, [outputs, inputs]: the weight of a single layer, or a copy of those of several layers.
+
+        It is not used for layers of another dtype than float32, which would need a second copy.
+        """
+        return side_by_side(self.layers)[0]
 
     @staticmethod
     def is_used_in_place(weight: Tensor) -> bool:
@@ -548,8 +552,8 @@ def index_of_largest(scores: Tensor) -> Tensor:
     """
     if scores.device.type == "cpu" and scores.numel() >= FEWEST_GROUPED_SCORES:
         best_scores, indices = grouped_topk(scores, 2)
-        # of equal scores, `argmax` returns the first
-        if not bool((best_scores[:, 0] == best_scores[:, 1]).any()):
+        # `argmax` returns the first of equal scores, and of scores that are not numbers
+        if bool((best_scores[:, 0] > best_scores[:, 1]).all()):
             return indices[:, 0]
     return scores.argmax(dim=-1)
 

@@ -13,9 +13,11 @@ from vanilla_transformer import kernels_vanilla_transformer as kernels
 
 
 # about 2^16 scores, from which on they are divided into groups
-@given(st.sampled_from([1, 15, 16, 17]), st.integers(1, 20), st.integers(-99, 99), st.integers(0))
+@given(
+    st.sampled_from([1, 15, 16, 17]), st.integers(1, 20), st.integers(-99, 99), st.integers(0, 999)
+)
 def test_the_largest_are_those_of_topk(rows, count, difference, seed):
-    generator = torch.Generator().manual_seed(seed % 999)
+    generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(rows, 2**16 // rows + difference, generator=generator)
     expected = scores.topk(count, dim=1)
     values, indices = kernels.grouped_topk(scores, count)
@@ -26,12 +28,18 @@ def test_the_largest_are_those_of_topk(rows, count, difference, seed):
 
 @pytest.mark.parametrize("positions", [(5000, 70), (64, 6000, 9999), (9998, 9999), (100, 101)])
 def test_of_equal_scores_the_first_is_the_largest(positions):
+    for largest in (50.0, torch.inf, torch.nan):
+        scores = torch.randn(20, 10_000)
+        scores[7, list(positions)] = largest
+        found = kernels.index_of_largest(scores)
+        assert found.tolist() == scores.argmax(dim=1).tolist()
+        assert found[7] == min(positions)
+
+
+def test_the_first_of_scores_without_a_largest_is_taken():
     scores = torch.randn(20, 10_000)
-    scores[7, list(positions)] = 50.0
     scores[8] = -torch.inf
-    found = kernels.index_of_largest(scores)
-    assert found.tolist() == scores.argmax(dim=1).tolist()
-    assert found[7] == min(positions)
+    assert kernels.index_of_largest(scores).tolist() == scores.argmax(dim=1).tolist()
 
 
 @pytest.mark.parametrize("shift", [0.0, 50.0, 500.0, -500.0])
@@ -102,7 +110,8 @@ def test_few_rows_are_multiplied_in_parts_on_a_cpu_with_avx2(monkeypatch, output
                 expected = torch.cat([layer(x) for layer in exact_layers], dim=1)
                 expected = expected.relu() if then_relu else expected
                 torch.testing.assert_close(linear(x), expected, rtol=1e-5, atol=1e-5)
-    assert set(in_parts) == {1, 4}
+    # weights of another dtype would need a second copy in float32
+    assert set(in_parts) == ({1, 4} if dtype == torch.float32 else set())
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(1024, 1024), (32, 2**20 + 1)])
