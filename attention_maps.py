@@ -151,7 +151,7 @@ def attention_weights(
     inputs = model.prepare_decoder_input_ids_from_labels(target_ids)  # [1, T]
 
     with changed(model, return_weights), evaluating(model):
-        outputs = model(source_ids, decoder_input_ids=inputs, output_attentions=True)
+        outputs = model(input_ids=source_ids, decoder_input_ids=inputs, output_attentions=True)
         cross = weights_of(outputs, model)
     source_tokens, target_tokens = source_ids[0].tolist(), target_ids[0].tolist()
     return AttentionWeights(

@@ -106,67 +106,10 @@ def parser() -> argparse.ArgumentParser:
         help=f"model sizes, from {', '.join(SIZES)}, with commas between (default: small,base)",
     )
     flags_parser.add_argument(
-        "--models",
-        type=_name_parser(MODELS),
-        default=[],
-        help="models of transformers to translate with in place of --sizes, random weights, from "
-        f"{', '.join(MODELS)}, with commas between",
-    )
-    flags_parser.add_argument(
         "--model_vocab_size",
         type=int,
         default=37000,
         help="vocabulary size of the models with random weights (default: %(default)s)",
-    )
-    flags_parser.add_argument(
-        "--tokens_per_batch",
-        type=int,
-        default=2048,
-        help="target tokens in a training batch (default: %(default)s)",
-    )
-    flags_parser.add_argument(
-        "--peers",
-        type=_name_parser(TRAINED_PEERS),
-        default=list(TRAINED_PEERS),
-        help="implementations to compare with Marian in training, from "
-        f"{', '.join(TRAINED_PEERS)}, with commas between (default: all that are installed); all "
-        "are in memory at once; usual is Marian on random sentences",
-    )
-    flags_parser.add_argument(
-        "--beams",
-        type=_parse_numbers,
-        default=[1, 4],
-        help="beam sizes, with commas between (default: 1,4)",
-    )
-    flags_parser.add_argument(
-        "--batch_sizes",
-        type=_parse_numbers,
-        default=[1, 32],
-        help="sentences in a batch of translation, with commas between (default: 1,32)",
-    )
-    flags_parser.add_argument(
-        "--longest",
-        type=int,
-        default=8192,
-        help="longest sentences of scaling, in tokens (default: %(default)s)",
-    )
-    flags_parser.add_argument(
-        "--millions",
-        type=float,
-        default=4.5,
-        help="millions of pairs in the corpus of a planned epoch (default: %(default)s)",
-    )
-    flags_parser.add_argument(
-        "--steps",
-        type=int,
-        default=50,
-        help="number of steps to build batches for (default: %(default)s)",
-    )
-    flags_parser.add_argument(
-        "--blocks",
-        type=int,
-        default=3,
-        help="blocks to read with --streaming true (default: %(default)s)",
     )
     flags_parser.add_argument(
         "--busy",
@@ -181,7 +124,73 @@ def parser() -> argparse.ArgumentParser:
         default=Path("runs/benchmarks"),
         help="folder for page, numbers and pictures (default: %(default)s)",
     )
+    _add_part_flags(flags_parser)
     return flags_parser
+
+
+def _add_part_flags(flags_parser: argparse.ArgumentParser):
+    """Add the flags that only one part reads, in a group for each part."""
+    training = flags_parser.add_argument_group("flags of training")
+    training.add_argument(
+        "--tokens_per_batch",
+        type=int,
+        default=2048,
+        help="target tokens in a training batch (default: %(default)s)",
+    )
+    training.add_argument(
+        "--peers",
+        type=_name_parser(TRAINED_PEERS),
+        default=list(TRAINED_PEERS),
+        help="implementations to compare with Marian in training, from "
+        f"{', '.join(TRAINED_PEERS)}, with commas between (default: all that are installed); all "
+        "are in memory at once; usual is Marian on random sentences",
+    )
+    translation = flags_parser.add_argument_group("flags of translation")
+    translation.add_argument(
+        "--models",
+        type=_name_parser(MODELS),
+        default=[],
+        help="models of transformers to translate with in place of --sizes, random weights, from "
+        f"{', '.join(MODELS)}, with commas between",
+    )
+    translation.add_argument(
+        "--beams",
+        type=_parse_numbers,
+        default=[1, 4],
+        help="beam sizes, with commas between (default: 1,4)",
+    )
+    translation.add_argument(
+        "--batch_sizes",
+        type=_parse_numbers,
+        default=[1, 32],
+        help="sentences in a batch of translation, with commas between (default: 1,32)",
+    )
+    data = flags_parser.add_argument_group("flags of data")
+    data.add_argument(
+        "--millions",
+        type=float,
+        default=4.5,
+        help="millions of pairs in the corpus of a planned epoch (default: %(default)s)",
+    )
+    data.add_argument(
+        "--steps",
+        type=int,
+        default=50,
+        help="number of steps to build batches for (default: %(default)s)",
+    )
+    data.add_argument(
+        "--blocks",
+        type=int,
+        default=3,
+        help="blocks to read with --streaming true (default: %(default)s)",
+    )
+    scaling = flags_parser.add_argument_group("flags of scaling")
+    scaling.add_argument(
+        "--longest",
+        type=int,
+        default=8192,
+        help="longest sentences of scaling, in tokens (default: %(default)s)",
+    )
 
 
 def _parse_numbers(text: str) -> list[int]:

@@ -263,7 +263,8 @@ class EncoderGraph(nn.Module):
         Returns:
             Memory, [B, S, d_model].
         """
-        return self.encoder(input_ids, attention_mask).last_hidden_state
+        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
+        return outputs.last_hidden_state
 
 
 class DecoderGraph(nn.Module):

@@ -221,7 +221,7 @@ def average_locked_run(
             # a model of another class may not return its attention weights
             if config.model_class is None:
                 raise
-            logger.warning("no attention of %s is drawn: %s", config.model_class, error)
+            logger.warning("No attention of %s is drawn: %s", config.model_class, error)
     write_model_card(target, config, model.num_parameters())
     # not None, because the model is complete now
     description: Any = describe_average(target)
@@ -358,7 +358,7 @@ def _find_example_sentence(
     try:
         splits = load_main_corpus(config)
     except ValueError as error:
-        logger.warning("no picture of attention is drawn: %s", error)
+        logger.warning("No picture of attention is drawn: %s", error)
         return None
     split = "validation" if "validation" in splits else "train"
     table = next(splits[split].with_format("arrow").iter(200))

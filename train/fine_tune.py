@@ -251,7 +251,7 @@ def _fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> di
         # an update of a weight is smaller than the spacing of numbers in half precision, so that
         # rounding would undo the update
         model.float()
-        logger.info("the weights are trained in float32, and saved in %s", dtype)
+        logger.info("The weights are trained in float32, and saved in %s.", dtype)
     # a model that was saved by another tool may have no maximum length of a translation
     if getattr(model.generation_config, "length_penalty_alpha", None) is None:
         set_paper_search(model)

@@ -314,7 +314,7 @@ def _warn_of_skipped_end(run: Run, step: int):
     if not saved_checkpoints:
         distribution.in_all_processes(lambda: _refuse_to_skip_more(run, step))
     logger.warning(
-        "step %d was skipped and is not saved: the model is averaged from checkpoints up to %s.",
+        "Step %d was skipped and is not saved: the model is averaged from checkpoints up to %s.",
         step,
         saved_checkpoints[-1].name,
     )
@@ -423,7 +423,7 @@ def _read_results(run: Run):
             continue
         run.state.num_skipped += 1
         run.state.skipped_in_a_row += 1
-        logger.warning("step %d skipped: loss or gradient is not finite", step)
+        logger.warning("Step %d is skipped: the loss or a gradient is not finite.", step)
         if run.state.skipped_in_a_row >= run.config.max_skipped_steps:
             # every process has the same loss, so all processes raise the error
             distribution.in_all_processes(partial(_refuse_to_skip_more, run, step))

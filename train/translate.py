@@ -54,20 +54,20 @@ SEARCH_FLAGS = {
 # characters at which `str.splitlines` splits
 LINE_ENDS = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 TABS_WARNING = (
-    "the first line of {} has a tab, and whole lines are translated; --column 1 takes one column"
+    "The first line of {} has a tab, and whole lines are translated; --column 1 takes one column."
 )
 # first line of JSON lines, markup, an office document or a PDF
 NO_SENTENCE = re.compile(r'\{"|\[\{|<[A-Za-z!/?]|PK\x03\x04|%PDF')
 NO_SENTENCE_WARNING = (
-    "the first line of {} has JSON or markup, and whole lines are translated; --column takes a "
-    "field of JSON lines"
+    "The first line of {} has JSON or markup, and whole lines are translated; --column takes a "
+    "field of JSON lines."
 )
 # second line of .srt, or an early line of .vtt
 SUBTITLE_TIMES = re.compile(r"[\d:]+[.,]\d+ --> ")
 SUBTITLE_LINES = 4
 SUBTITLES_WARNING = (
-    "line {} of {} has the times of a subtitle, and whole lines are translated; subtitles need a "
-    "file with the suffix .srt"
+    "Line {} of {} has the times of a subtitle, and whole lines are translated; subtitles need a "
+    "file with the suffix .srt."
 )
 # what to do with files that have no sentence on each line, by suffix
 ADVICE = {

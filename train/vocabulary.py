@@ -245,7 +245,7 @@ def _complete_special_tokens(
     )
     addition_text = "".join(f" with the {name} {token!r}" for name, token in added_tokens.items())
     logger.info(
-        "tokenizer %s is used%s; %r ends each sentence",
+        "Tokenizer %s is used%s; %r ends each sentence.",
         source,
         addition_text,
         fast_tokenizer.eos_token,

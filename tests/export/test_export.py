@@ -40,6 +40,7 @@ from vanilla_transformer.export.onnx import (  # noqa: E402
     DECODER_FILE,
     DECODER_WITH_PAST_FILE,
     ENCODER_FILE,
+    EncoderGraph,
     to_onnx,
 )
 from vanilla_transformer.export.transformersjs import (  # noqa: E402
@@ -389,6 +390,17 @@ def test_onnx_gives_our_translations(in_onnx, source, tokenizer):
     ours = reference(model, source, num_beams=4)
     assert found == ours
     assert len({tuple(ids) for ids in ours}) > 2
+
+
+def test_an_encoder_may_have_its_arguments_in_another_order(tokenizer, source):
+    model = model_of(tokenizer)
+    ids, mask = source["input_ids"], source["attention_mask"]
+    expected = EncoderGraph(model)(ids, mask)
+    forward = model.get_encoder().forward
+    model.get_encoder().forward = lambda attention_mask, input_ids: forward(
+        input_ids=input_ids, attention_mask=attention_mask
+    )
+    torch.testing.assert_close(EncoderGraph(model)(ids, mask), expected)
 
 
 def test_the_graphs_of_onnx_take_any_size(in_onnx):

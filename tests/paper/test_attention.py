@@ -11,7 +11,10 @@ import train_toys
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
 from vanilla_transformer.attention_maps import (
     SPACE,
     AttentionWeights,
@@ -115,6 +118,19 @@ def test_the_weights_are_equation_1_without_the_values(model, tokenizer):
         torch.testing.assert_close(
             found.encoder[0, head], torch.tensor(expected), rtol=1e-5, atol=1e-6
         )
+
+
+class Reordered(VanillaTransformerForConditionalGeneration):
+    def forward(self, attention_mask=None, input_ids=None, **inputs):
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, **inputs)
+
+
+def test_a_forward_may_have_its_arguments_in_another_order(model, tokenizer):
+    expected = attention_weights(model, tokenizer, "abc", "de")
+    model.__class__ = Reordered
+    found = attention_weights(model, tokenizer, "abc", "de")
+    assert torch.equal(found.encoder, expected.encoder)
+    assert torch.equal(found.cross, expected.cross)
 
 
 def test_a_target_may_be_a_text_or_its_tokens(model, tokenizer):

@@ -305,7 +305,7 @@ def test_an_average_is_made_and_described_where_the_text_is_gone(corpus, tmp_pat
         average_run(tmp_path / "run", num_checkpoints=1) == "the mean of 1 checkpoint, of step 12"
     )
     assert "of step 12" in (tmp_path / "run/README.md").read_text(encoding="utf-8")
-    assert "no picture of attention is drawn: dataset" in caplog.text
+    assert "No picture of attention is drawn: dataset" in caplog.text
     # the one there was is of other weights
     assert not picture.exists()
 

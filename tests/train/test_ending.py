@@ -306,6 +306,6 @@ def test_a_run_whose_last_step_is_skipped_is_made_of_the_steps_before(
     assert train(train_toys.toy_config(corpus, tmp_path / "run"))
     assert [it.name for it in checkpoints(tmp_path / "run/checkpoints")] == ["step-4", "step-8"]
     assert (
-        "step 12 was skipped and is not saved: the model is averaged from checkpoints up to step-8"
+        "Step 12 was skipped and is not saved: the model is averaged from checkpoints up to step-8"
         in caplog.text
     )

@@ -462,7 +462,7 @@ def test_the_other_direction_of_a_run_is_scored_with_a_warning(run, caplog):
     assert not caplog.messages
     task.resolve_request(task.Request(**own | {"source_lang": "de", "target_lang": "en"}))
     (warning,) = caplog.messages
-    assert warning == "the run translates from en to de, and is scored in the other direction."
+    assert warning == "The run translates from en to de, and is scored in the other direction."
 
 
 def test_equal_source_and_target_languages_are_refused(run, capsys):
@@ -508,7 +508,7 @@ def test_markup_is_scored_with_a_warning(tmp_path, caplog):
     lines.write_text("ant < bee\nbee\n", encoding="utf-8")
     read_files([lines, markup])
     (warning,) = caplog.messages
-    assert warning == f"the first line of {markup} has JSON or markup, and whole lines are scored."
+    assert warning == f"The first line of {markup} has JSON or markup, and whole lines are scored."
 
 
 def test_the_only_split_of_a_file_is_proposed(run, tmp_path, capsys):

@@ -40,7 +40,7 @@ def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
             raise ValueError(f"{path} must have at least one line, got none.")
         if NO_SENTENCE.match(lines[0]):
             logger.warning(
-                "the first line of %s has JSON or markup, and whole lines are scored.", path
+                "The first line of %s has JSON or markup, and whole lines are scored.", path
             )
         if len(lines) != len(texts[0]):
             raise ValueError(

@@ -152,7 +152,7 @@ def resolve_request(request: Request) -> Evaluation:
         _refuse_other_languages(recipe, source_lang, target_lang)
         if (target_lang, source_lang) == (recipe.source_lang, recipe.target_lang):
             logger.warning(
-                "the run translates from %s to %s, and is scored in the other direction.",
+                "The run translates from %s to %s, and is scored in the other direction.",
                 target_lang,
                 source_lang,
             )

@@ -218,7 +218,7 @@ def _remove_checkpoint(path: Path):
         path.rename(renamed_path)
         shutil.rmtree(renamed_path)
     except OSError as error:
-        logger.warning("%s cannot be removed and stays: %s", path, error)
+        logger.warning("%s cannot be removed, and stays: %s", path, error)
 
 
 def checkpoints(folder: Path, ignored_files: Collection[str] = ()) -> list[Path]:
