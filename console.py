@@ -81,9 +81,7 @@ def run_command(
         The exit status: the command's own, 1 after an error, 128 plus the number of the signal
         after a signal.
     """
-    # the garbage collector reads all objects several times at the exit of the process, which takes
-    # seconds, but it does not read frozen objects
-    atexit.register(gc.freeze)
+    atexit.register(_freeze_objects)
     all_arguments = sys.argv[1:] if argv is None else argv
     arguments = [argument for argument in all_arguments if argument != TRACEBACK]
     _write_utf_8()
@@ -111,6 +109,14 @@ def run_command(
         if not _is_reported_by_first_process():
             sys.stderr.write(f"error: {sentence_of(error) or _unexpected_sentence(error)}\n")
         return 1
+
+
+def _freeze_objects():
+    """Let the garbage collector skip all objects at the exit, which takes seconds otherwise."""
+    # extension modules that are made with nanobind, such as Triton's, expect that all of their
+    # objects are freed at the exit, and print a list of those that are not
+    if not any(metaclass.__module__ == "nanobind" for metaclass in type.__subclasses__(type)):
+        gc.freeze()
 
 
 def _write_utf_8():

@@ -139,6 +139,21 @@ def test_the_garbage_collector_pauses_for_imports_only():
     assert done.stdout == "True\n"
 
 
+def test_the_garbage_collector_frees_the_objects_of_nanobind_at_the_exit():
+    code = """if True:
+        import atexit, gc
+        from vanilla_transformer.console import run_command
+
+        # the functions of atexit are called in reverse order
+        atexit.register(lambda: print(gc.get_freeze_count()))
+        run_command(lambda _: None, [], logs=False)
+        # the class of the classes of every extension module that is made with nanobind
+        nb_meta = type("nb_meta", (type,), {"__module__": "nanobind"})
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
+
+
 def test_the_garbage_collector_reads_imported_objects_neither_after_imports_nor_at_the_exit():
     code = """if True:
         import atexit, gc
