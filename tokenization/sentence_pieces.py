@@ -18,7 +18,7 @@ SPACE = "\u2581"
 # field numbers of the messages ModelProto, SentencePiece, TrainerSpec and NormalizerSpec
 MODEL_PIECES, MODEL_TRAINER, MODEL_NORMALIZER = 1, 2, 3
 PIECE_TEXT, PIECE_SCORE, PIECE_TYPE = 1, 2, 3
-TRAINER_MODEL_TYPE, TRAINER_BYTE_FALLBACK = 3, 35
+TRAINER_MODEL_TYPE, TRAINER_SPACE_SUFFIX, TRAINER_BYTE_FALLBACK = 3, 24, 35
 # fields of TrainerSpec with the ids of special tokens: field number and default value
 SPECIAL_IDS = {
     "unk_token": (40, 0),
@@ -31,20 +31,20 @@ NORMALIZER_REMOVE_SPACES, NORMALIZER_ESCAPE_SPACES = 4, 5
 # values of `PIECE_TYPE`
 NORMAL, USER_DEFINED = 1, 4
 # values of `TRAINER_MODEL_TYPE`
-UNIGRAM, BYTE_PAIRS = 1, 2
+UNIGRAM, BYTE_PAIRS, CHARACTERS = 1, 2, 4
 
 
 def read_sentence_pieces(path: str | Path) -> PreTrainedTokenizerFast:
     """Read a SentencePiece model as a fast tokenizer that gives the same ids.
 
     Args:
-        path: File of a unigram or BPE model.
+        path: File of a unigram, BPE or character model.
 
     Returns:
         The tokenizer, with the special tokens that the model has.
 
     Raises:
-        ValueError: If the file is not a unigram or BPE model of SentencePiece.
+        ValueError: If the file is not such a model, or its pieces have the space at their end.
     """
     try:
         model = _parse_fields(Path(path).read_bytes())
@@ -53,12 +53,19 @@ def read_sentence_pieces(path: str | Path) -> PreTrainedTokenizerFast:
             _parse_fields(model[field][0]) for field in (MODEL_TRAINER, MODEL_NORMALIZER)
         )
         model_type = _last_value(trainer_fields, TRAINER_MODEL_TYPE, UNIGRAM)
-        if not pieces or model_type not in (UNIGRAM, BYTE_PAIRS):
+        if not pieces or model_type not in (UNIGRAM, BYTE_PAIRS, CHARACTERS):
             raise ValueError
     except (ValueError, KeyError, IndexError, TypeError, struct.error) as error:
         raise ValueError(
-            f"tokenizer must be a unigram or BPE model of SentencePiece, got {str(path)!r}."
+            "tokenizer must be a unigram, BPE or character model of SentencePiece, got "
+            f"{str(path)!r}."
         ) from error
+    if _last_value(trainer_fields, TRAINER_SPACE_SUFFIX, False):
+        raise ValueError(
+            "tokenizer must be a SentencePiece model whose pieces begin with the space, but the "
+            f"pieces of {str(path)!r} end with it: train the model without "
+            "treat_whitespace_as_suffix."
+        )
     user_defined = [piece for piece, _, piece_type in pieces if piece_type == USER_DEFINED]
     special_ids = {name: _last_value(trainer_fields, *field) for name, field in SPECIAL_IDS.items()}
     # the id -1 means no such token; as a varint it is 2**64 - 1, which is outside of the range
@@ -75,6 +82,7 @@ def read_sentence_pieces(path: str | Path) -> PreTrainedTokenizerFast:
         tokenizer = Tokenizer(
             BPE(
                 vocab={piece: index for index, (piece, _, _) in enumerate(pieces)},
+                # a character model has none
                 merges=_reconstruct_merges(pieces),
                 unk_token=special_tokens.get("unk_token"),
                 fuse_unk=True,

@@ -50,6 +50,9 @@ def make(folder, **settings):
         {"add_dummy_prefix": False, "remove_extra_whitespaces": False},
         {"normalization_rule_name": "identity"},
         {"normalization_rule_name": "nmt_nfkc_cf", "model_type": "bpe"},
+        {"model_type": "char"},
+        {"model_type": "char", "byte_fallback": True, "vocab_size": 400},
+        {"model_type": "char", "user_defined_symbols": ["<sep>"]},
     ],
     ids=str,
 )
@@ -76,5 +79,14 @@ def test_another_file_is_refused(content, tmp_path):
     whole = path.read_bytes()
     others = {"cut": whole[: len(whole) // 2], "text": b"<s>\n</s>\nthe\n", "empty": b""}
     path.write_bytes(others.get(content, whole))
-    with pytest.raises(ValueError, match=r"must be a unigram or BPE model of SentencePiece, got"):
+    with pytest.raises(
+        ValueError, match=r"must be a unigram, BPE or character model of SentencePiece, got"
+    ):
+        read_sentence_pieces(path)
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe", "char"])
+def test_a_model_whose_pieces_end_with_the_space_is_refused(model_type, tmp_path):
+    path = make(tmp_path, model_type=model_type, treat_whitespace_as_suffix=True)
+    with pytest.raises(ValueError, match=r"whose pieces begin with the space, .* end with it: "):
         read_sentence_pieces(path)
