@@ -13,6 +13,8 @@ from .text_files import MAX_LINE_BYTES, count_lines, lines_of, opened, read_line
 
 # first line by which a CSV file names its separator, as Excel reads it
 SEPARATOR_LINE = re.compile(r"sep=([,;:|\t])")
+# words in the names of the columns of the source and of the target, beside those of its language
+SIDE_WORDS = (("source", "src"), ("target", "tgt", "trg"))
 # column of each language, by its name or its number from 1
 Columns = Mapping[str, str | int]
 
@@ -145,18 +147,39 @@ def _find_numbered_columns(
     column_numbers = [number for number in wanted_columns if isinstance(number, int)]
     if column_numbers and max(column_numbers) <= len(first_row):
         return [number - 1 for number in column_numbers]
-    has_no_names = not any(_find_named_columns(first_row, [language]) for language in languages)
-    if columns is None and not is_csv and len(first_row) == 2 and has_no_names:
+    has_language = any(_find_named_columns(first_row, [language]) for language in languages)
+    other_names = _find_other_names(first_row, languages)
+    is_pair = len(first_row) == 2 and not has_language and not other_names
+    if columns is None and not is_csv and is_pair:
         return [0, 1]
     advice = _separator_advice(first_row, wanted_columns) if is_csv else ""
     example = ", ".join(
-        f"{language}: {number}" for number, language in enumerate(languages, start=1)
+        f"{language}: {name}"
+        for language, name in zip(languages, other_names or (1, 2), strict=True)
     )
     raise ValueError(
         f"{path} must have the columns {' and '.join(map(str, wanted_columns))}, got "
         f"{_number_cells(first_row)}.{advice} To read other columns, give their names, or "
         f"their numbers if the first line is a pair: --columns '{{{example}}}'."
     )
+
+
+def _find_other_names(first_row: Sequence[str], languages: Sequence[str]) -> list[str]:
+    """Return the cells that name the columns by other names than the languages, or no cells."""
+    # imported here, because only few files need the English names of the languages
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    names = []
+    for language, side_words in zip(languages, SIDE_WORDS, strict=True):
+        code = language.casefold()
+        words = {code, LANGUAGES.get(re.split("[_-]", code)[0]), *side_words}
+        for cell in first_row:
+            # such as "English", "Source text", "en-US" and "text_en"
+            name = re.sub(r" (text|sentence|segment|language)$", "", cell.strip().casefold())
+            if not words.isdisjoint([name, *re.split("[_.-]", name)]):
+                names.append(cell.strip())
+                break
+    return names if len(set(names)) == len(languages) else []
 
 
 def _separator_advice(first_row: Sequence[str], wanted_columns: Sequence[str | int]) -> str:

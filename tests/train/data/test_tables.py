@@ -166,6 +166,20 @@ def test_empty_lines_before_a_table_do_not_hide_its_separator(tmp_path):
         read(tmp_path / "x.csv")
 
 
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("English", "Englisch"),
+        ("a source", "target"),
+        ("target", "das Ziel"),
+        ("is German", "ist Deutsch"),
+    ],
+)
+def test_a_first_line_with_a_pair_is_not_taken_for_names(pair, tmp_path):
+    write(tmp_path / "x.tsv", as_tsv([pair], header=None))
+    assert read(tmp_path / "x.tsv") == [pair]
+
+
 def test_columns_are_found_by_name_in_any_order_and_case(tmp_path):
     write(tmp_path / "x.tsv", "\ufeffid\t DE\tEn\r\n1\tb\ta\r\n\r\n2\td\tc\r\n")
     assert read(tmp_path / "x.tsv") == [("a", "b"), ("c", "d")]
@@ -222,6 +236,10 @@ def test_each_corpus_of_a_mixture_has_its_own_columns(tmp_path):
         ("x.tsv", "a\tb\nc\n", "line 2 must have 2 columns, as line 1 has, got 1"),
         ("x.csv", 'en,de\n"a\nb",c\nd\n', "line 4 must have 2 columns, as line 1 has, got 1"),
         ("x.tsv", "en\tfr\na\tb\n", "the columns en and de, got 1 'en', 2 'fr'. To read other"),
+        ("x.tsv", "source\ttarget\n", r"got 1 'source', 2 .* --columns '{en: source, de: target}'"),
+        ("x.tsv", "German\tEnglish\n", r"must have .* --columns '{en: English, de: German}'"),
+        ("x.tsv", "en-US\tde_DE\n", r"must have .* --columns '{en: en-US, de: de_DE}'"),
+        ("x.csv", "Source text, tgt,id\n", r"must have .* --columns '{en: Source text, de: tgt}'"),
         ("x.tsv", "a\tb\tc\n", r"got 1 'a', 2 'b', 3 'c'.* --columns '{en: 1, de: 2}'"),
         ("x.tsv", "a\n", "must have the columns en and de, got 1 'a'"),
         ("x.csv", "a,b\n", "must have the columns en and de, got 1 'a', 2 'b'"),
