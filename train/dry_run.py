@@ -15,7 +15,7 @@ from ..loading import is_allowed_on_hub
 from ..sizes import size_of
 from ..tokenization.learning import refuse_small_vocabulary
 from .config import TrainConfig
-from .data.corpus import is_file_name, is_local, refuse_unloadable, texts_of
+from .data.corpus import is_file_name, is_local, refuse_other_languages, refuse_unloadable, texts_of
 from .data.counts import count_pairs
 from .data.prepare import Texts, load_texts
 from .devices.cpu_kernels import emulates_bf16
@@ -126,6 +126,7 @@ def _remote_corpora(corpora: Sequence[str], *languages: str) -> list[str]:
         # a missing file is refused when the text is loaded
         if is_local(dataset, *languages) or is_file_name(dataset):
             continue
+        refuse_other_languages(dataset, *languages)
         # a name that the Hub allows is not looked up there
         if not is_allowed_on_hub(dataset):
             refuse_unloadable(dataset, *languages)

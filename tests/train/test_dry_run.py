@@ -1,6 +1,7 @@
 """Preview of a run."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -155,6 +156,14 @@ def test_a_dry_run_refuses_a_dataset_that_can_be_nowhere(dataset, tmp_path):
         config = load_config("paper-base", settings)
         with pytest.raises(ValueError, match="dataset must be a file, a folder or a Hub name, got"):
             describe(config, "paper-base")
+
+
+def test_a_dry_run_refuses_text_files_in_other_languages(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for language in ("fr", "cs"):
+        Path(f"news.{language}").write_text("a\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="got 'news', which has files in cs, fr"):
+        describe(load_config("paper-base", {"dataset": "news"}), "paper-base")
 
 
 def test_a_dry_run_says_which_text_it_has_not_read(tmp_path):

@@ -284,6 +284,7 @@ def refuse_unloadable(dataset: str, *languages: str):
     path = Path(dataset)
     if is_file_name(dataset) and not path.exists():
         raise ValueError(f"dataset must be a file that exists, got {dataset!r}.")
+    refuse_other_languages(dataset, *languages)
     if path.is_file() and not is_file_name(dataset):
         raise ValueError(
             "dataset must be a file of records (.jsonl, .json, .parquet or .arrow), a table (.tsv "
@@ -302,6 +303,35 @@ def refuse_unloadable(dataset: str, *languages: str):
     is_address = "://" in dataset or dataset.startswith("buckets/")
     if not (path.exists() or _prepared_folder(dataset).is_dir() or is_address):
         check_local(dataset, "dataset must be a file, a folder or a Hub name", "dataset")
+
+
+def refuse_other_languages(dataset: str, *languages: str):
+    """Refuse a prefix of text files that has files in other languages only.
+
+    Args:
+        dataset: Name or path of a dataset that is not local, as for `load_translations`.
+        *languages: Source and target language.
+
+    Raises:
+        ValueError: If there are such files in several languages; names them.
+    """
+    # imported here, because only wrong settings need the known languages
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    if Path(dataset).exists():
+        return
+    folder, name = os.path.split(dataset)
+    paths = Path(folder).glob(f"{glob.escape(name)}.*")
+    stems = {path.stem if path.suffix.lower() in COMPRESSIONS else path.name for path in paths}
+    suffixes = sorted(stem.removeprefix(f"{name}.") for stem in stems)
+    found = [suffix for suffix in suffixes if re.split("[_-]", suffix)[0] in LANGUAGES]
+    # a single file, such as `wmt14.pl`, is not a corpus
+    if len(found) > 1:
+        raise ValueError(
+            f"dataset must be the prefix of two text files, before .{languages[0]} and "
+            f".{languages[1]}, got {dataset!r}, which has files in {', '.join(found)}: set "
+            "source_lang and target_lang to two of these languages."
+        )
 
 
 def _closest_prefix(path: Path, languages: Sequence[str]) -> str:

@@ -280,6 +280,19 @@ def test_one_of_two_text_files_names_their_prefix(suffix, tmp_path):
         load_translations(str(tmp_path / "alone.enx"), None, "en", "pt_BR")
 
 
+@pytest.mark.parametrize("prefix", ["news.v1", "wmt/news"])
+def test_a_prefix_of_files_in_other_languages_is_refused_with_them(prefix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("wmt").mkdir()
+    for suffix in ("pt_BR.gz", "fr", "md", "v1"):
+        Path(f"{prefix}.{suffix}").touch()
+    message = (
+        rf"before \.en and \.de, got '{prefix}', which has files in fr, pt_BR: set source_lang"
+    )
+    with pytest.raises(ValueError, match=message):
+        load_translations(prefix, None, "en", "de")
+
+
 def test_a_dataset_script_is_refused(tmp_path):
     (tmp_path / f"{tmp_path.name}.py").touch()
     with pytest.raises(ValueError, match=r"cannot be loaded: Dataset scripts are no longer"):
