@@ -1,7 +1,8 @@
-"""Languages of a model and of its tokenizer."""
+"""Languages of a model and of its tokenizer, and the vocabularies of source and target."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -46,3 +47,55 @@ def language_codes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     special_values = tokenizer.special_tokens_map.values()
     basic_tokens = {token for token in special_values if isinstance(token, str)}
     return sorted({token.strip("_") for token in special_tokens if token not in basic_tokens})
+
+
+def source_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that tokenizes and decodes source texts.
+
+    The tokenizer of FSMT, and that of Marian with `separate_vocabs`, have two vocabularies: they
+    tokenize with that of the source, and decode with that of the target.
+
+    Args:
+        tokenizer: Any tokenizer.
+
+    Returns:
+        The given tokenizer if it has one vocabulary, otherwise a copy.
+    """
+    if not hasattr(tokenizer, "get_tgt_vocab"):
+        return tokenizer
+    changes: dict[str, Any] = {"decoder": {id_: token for token, id_ in tokenizer.encoder.items()}}
+    if hasattr(tokenizer, "separate_vocabs"):
+        # Marian's tokenizer then decodes with the SentencePiece model of the source
+        changes["separate_vocabs"] = False
+    else:
+        changes["tgt_lang"] = tokenizer.src_lang
+    return _changed_copy(tokenizer, changes)
+
+
+def target_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that tokenizes and decodes translations.
+
+    Args:
+        tokenizer: Any tokenizer.
+
+    Returns:
+        The given tokenizer if it has one vocabulary, otherwise a copy; see `source_tokenizer`.
+    """
+    if not hasattr(tokenizer, "get_tgt_vocab"):
+        return tokenizer
+    changes: dict[str, Any] = {"encoder": {token: id_ for id_, token in tokenizer.decoder.items()}}
+    if hasattr(tokenizer, "separate_vocabs"):
+        changes["current_encoder"] = changes["encoder"]
+        changes["spm_source"] = changes["current_spm"] = tokenizer.spm_target
+    else:
+        changes["src_lang"] = tokenizer.tgt_lang
+    return _changed_copy(tokenizer, changes)
+
+
+def _changed_copy(
+    tokenizer: PreTrainedTokenizerBase, changes: dict[str, Any]
+) -> PreTrainedTokenizerBase:
+    # not by `copy.copy`, which would read SentencePiece files again
+    copied = object.__new__(type(tokenizer))
+    vars(copied).update(vars(tokenizer), **changes)
+    return copied

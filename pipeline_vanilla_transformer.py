@@ -57,7 +57,12 @@ from .constraints_vanilla_transformer import (
     values_for_texts,
 )
 from .engine_vanilla_transformer import settings_that_need_engine
-from .languages_vanilla_transformer import language_codes, model_languages
+from .languages_vanilla_transformer import (
+    language_codes,
+    model_languages,
+    source_tokenizer,
+    target_tokenizer,
+)
 from .scores_vanilla_transformer import token_log_probabilities
 from .search_vanilla_transformer import MissingTranslationError, length_penalty
 from .terms_vanilla_transformer import ByteVocabulary, token_bytes
@@ -147,10 +152,10 @@ class TranslationPipeline(Pipeline):
         task_settings = (getattr(model.config, "task_specific_params", None) or {}).get(task, {})
         settings = {**task_settings, **languages, **kwargs}
         prefix = settings.pop("prefix", getattr(model.config, "prefix", None))
-        super().__init__(model=model, tokenizer=tokenizer, task=task, **settings)
-        self.prefix = prefix or ""
         # by name, the objects that something was made of, and what was made
         self._made_of: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        super().__init__(model=model, tokenizer=tokenizer, task=task, **settings)
+        self.prefix = prefix or ""
         self._check_languages(**self._preprocess_params)
 
     def __call__(self, inputs: str | Iterable[str], batch_size: int | None = None, **kwargs) -> Any:
@@ -409,13 +414,19 @@ class TranslationPipeline(Pipeline):
         self._check_texts(texts)
         if not texts:
             return []
+        tokenizer = self._target_tokenizer
         with _TOKENIZER_LOCK:
-            if hasattr(self.tokenizer, "_build_translation_inputs"):
-                self.tokenizer.tgt_lang = tgt_lang
-            ids = self.tokenizer(text_target=texts)["input_ids"]
+            if hasattr(tokenizer, "_build_translation_inputs"):
+                tokenizer.tgt_lang = tgt_lang
+            ids = tokenizer(text_target=texts)["input_ids"]
         max_tokens = max_source_tokens(self.model.config)
-        self._check_token_ids(texts, ids, max_tokens, "a translation")
+        vocab_size = len(self.model.get_output_embeddings().weight)
+        self._check_token_ids(texts, ids, max_tokens, "a translation", vocab_size)
         return ids
+
+    @property
+    def _target_tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._made("target tokenizer", target_tokenizer, self.tokenizer)
 
     def _search_config(self, search_settings: Mapping[str, Any]) -> GenerationConfig:
         """Return the settings of a search: those of the call, then those of the model."""
@@ -475,9 +486,10 @@ class TranslationPipeline(Pipeline):
             )
         source_lengths = inputs["attention_mask"].sum(dim=1).tolist()
         num_prefix_words = len(self.prefix.split())
+        tokenizer = self._made("source tokenizer", source_tokenizer, self.tokenizer)
         source_words: list[list[int | None]] = []
         for ids, source_length in zip(inputs["input_ids"].tolist(), source_lengths, strict=True):
-            indices = word_indices(self.tokenizer, ids[:source_length])
+            indices = word_indices(tokenizer, ids[:source_length])
             source_words.append(
                 [None if index is None else index - num_prefix_words for index in indices]
             )
@@ -530,7 +542,8 @@ class TranslationPipeline(Pipeline):
         encoded = self._tokenize_sources(
             [self.prefix + text for text in input_], src_lang, tgt_lang, truncation_settings
         )
-        self._check_token_ids(input_, encoded["input_ids"], max_tokens, "a text")
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        self._check_token_ids(input_, encoded["input_ids"], max_tokens, "a text", vocab_size)
         return encoded
 
     @staticmethod
@@ -550,10 +563,14 @@ class TranslationPipeline(Pipeline):
                     f"{error.start}: {_short_repr(text)}."
                 ) from None
 
+    @staticmethod
     def _check_token_ids(
-        self, texts: list[str], token_ids: list[list[int]], max_tokens: int | None, text_noun: str
+        texts: list[str],
+        token_ids: list[list[int]],
+        max_tokens: int | None,
+        text_noun: str,
+        vocab_size: int,
     ):
-        vocab_size = self.model.get_input_embeddings().num_embeddings
         for text, text_ids in zip(texts, token_ids, strict=True):
             if max_tokens is not None and len(text_ids) > max_tokens:
                 raise ValueError(
@@ -797,7 +814,7 @@ class TranslationPipeline(Pipeline):
         stop_text = parameters.pop("stop_sequence", None)
         if stop_text is not None:
             with _TOKENIZER_LOCK:
-                stop_ids = self.tokenizer.encode(stop_text, add_special_tokens=False)
+                stop_ids = self._target_tokenizer.encode(stop_text, add_special_tokens=False)
             parameters["eos_token_id"] = stop_ids[0]
         return prepare_settings, parameters, output_settings
 
@@ -873,14 +890,15 @@ class TranslationPipeline(Pipeline):
         num_returned = self._resolve_num_returned(search_settings)
         results: list[list[dict[str, Any]]] = [[] for _ in texts]
         tgt_lang = call_settings.prepare_settings.get("tgt_lang")
+        tokenizer = self._target_tokenizer
         make_vocabulary = partial(
-            self._made, "vocabulary", _byte_vocabulary, self.tokenizer, len(self.tokenizer)
+            self._made, "vocabulary", _byte_vocabulary, tokenizer, len(tokenizer)
         )
         constraints = read_constraints(
             call_settings.target_settings,
             len(texts),
             self.model,
-            self.tokenizer,
+            tokenizer,
             partial(self._tokenize_targets, tgt_lang=tgt_lang),
             make_vocabulary,
         )

@@ -14,6 +14,7 @@ from ..atomic_files import atomic_folder
 from ..comparison import batch_to_compare, refuse_difference
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..engine_vanilla_transformer import without_bias
+from ..languages_vanilla_transformer import target_tokenizer
 from ..modeling_vanilla_transformer import (
     DecoderLayer,
     EncoderLayer,
@@ -99,7 +100,8 @@ def to_ctranslate2(
         )
     refuse_changed_model(model, "CTranslate2")
     model = with_search_ids(model)
-    _warn_about_lost_settings(model.generation_config, vocabulary(model, tokenizer))
+    target_tokens = vocabulary(model, target_tokenizer(tokenizer))
+    _warn_about_lost_settings(model.generation_config, target_tokens)
     converter = _Converter(_build_specification(model, tokenizer, num_positions))
     with atomic_folder(folder) as unfinished:
         converter.convert(str(unfinished), quantization=quantization, force=True)
@@ -138,18 +140,19 @@ def _refuse_other_scores(
     end_ids = torch.full_like(batch.target[:, :1], _one_token_id(model.config, "eos_token_id"))
     scored_ids = torch.cat((batch.target[:, 1:], end_ids), dim=1)
     model_scores = logits.log_softmax(-1).gather(2, scored_ids[:, :, None])[:, :, 0]
-    tokens = vocabulary(model, tokenizer)
+    source_tokens = vocabulary(model, tokenizer)
+    target_tokens = vocabulary(model, target_tokenizer(tokenizer))
     # compute in float32 with the stored weights, because results of int8 products depend on the CPU
     engine = ctranslate2.Translator(
         str(folder), compute_type="float32", intra_threads=torch.get_num_threads()
     )
     results = engine.score_batch(
         [
-            [tokens[source_id] for source_id in source_ids[mask.bool()].tolist()]
+            [source_tokens[source_id] for source_id in source_ids[mask.bool()].tolist()]
             for source_ids, mask in zip(batch.source, batch.mask, strict=True)
         ],
         [
-            [tokens[target_id] for target_id in target_ids[1:].tolist()]
+            [target_tokens[target_id] for target_id in target_ids[1:].tolist()]
             for target_ids in batch.target
         ],
         max_input_length=0,
@@ -220,8 +223,8 @@ def _build_specification(
     if tokenizer.unk_token is None:
         raise ValueError("tokenizer must have an unknown token for CTranslate2, got none.")
     spec = transformer_spec.TransformerSpec(encoder_spec, decoder_spec)
-    tokens = vocabulary(model, tokenizer)
-    spec.register_source_vocabulary(tokens)
+    spec.register_source_vocabulary(vocabulary(model, tokenizer))
+    tokens = vocabulary(model, target_tokenizer(tokenizer))
     spec.register_target_vocabulary(tokens)
     spec.config.bos_token = spec.config.decoder_start_token = tokens[start_id]
     spec.config.eos_token = tokens[end_id]

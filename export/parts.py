@@ -62,7 +62,9 @@ def vocabulary(
     Returns:
         The tokens by id. An id without a token gets a name that does not occur in text.
     """
-    tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    # M2M100's vocabulary lacks the tokens of its languages
+    ids = getattr(tokenizer, "lang_token_to_id", {}) | tokenizer.get_vocab()
+    tokens = {token_id: token for token, token_id in ids.items()}
     return [
         tokens.get(token_id, f"<row {token_id}>") for token_id in range(model.config.vocab_size)
     ]

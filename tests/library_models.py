@@ -125,6 +125,63 @@ def make_fsmt(pieces, folder):
     return FSMTForConditionalGeneration(config), tokenizer
 
 
+def make_marian_of_two(pieces, folder):
+    """Marian with `separate_vocabs`: the same pieces have other ids in the target."""
+    file, scores = pieces
+    names = [piece for piece, _ in scores]
+    source = numbered(["</s>", "<unk>", *names, "<pad>"])
+    target = numbered(["</s>", "<unk>", *reversed(names), "another", "more"])
+    tokenizer = MarianTokenizer(
+        source_spm=str(file),
+        target_spm=str(file),
+        vocab=write_json(folder / "vocab.json", source),
+        target_vocab_file=write_json(folder / "target_vocab.json", target),
+        source_lang="en",
+        target_lang="de",
+        separate_vocabs=True,
+    )
+    pad = source["<pad>"]
+    config = MarianConfig(
+        vocab_size=len(source),
+        decoder_vocab_size=len(target),
+        share_encoder_decoder_embeddings=False,
+        tie_word_embeddings=False,
+        pad_token_id=pad,
+        eos_token_id=0,
+        decoder_start_token_id=pad,
+        forced_eos_token_id=0,
+        scale_embedding=True,
+        **SIZES,
+    )
+    return MarianMTModel(config), tokenizer
+
+
+def make_fsmt_of_two(pieces, folder, extra=("another</w>", "more</w>")):
+    """FSMT whose target vocabulary has another order, and more tokens."""
+    letters = sorted(set("".join(SENTENCES)) - {" "})
+    pieces = [*letters, *(f"{letter}</w>" for letter in letters)]
+    source, target = [*SPECIAL, *pieces], [*SPECIAL, *reversed(pieces), *extra]
+    merges = folder / "merges.txt"
+    merges.write_text("#version: 0.2\n")
+    tokenizer = FSMTTokenizer(
+        langs=["en", "de"],
+        src_vocab_file=write_json(folder / "vocab-src.json", numbered(source)),
+        tgt_vocab_file=write_json(folder / "vocab-tgt.json", numbered(target)),
+        merges_file=str(merges),
+    )
+    config = FSMTConfig(
+        langs=["en", "de"],
+        src_vocab_size=len(source),
+        tgt_vocab_size=len(target),
+        bos_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+        **SIZES,
+    )
+    return FSMTForConditionalGeneration(config), tokenizer
+
+
 def make_bart(pieces, folder):
     letters = sorted(set("".join(SENTENCES)) | {"Ġ", "Ã", "¤"})
     tokens = [*SPECIAL, *letters, "<mask>"]
@@ -200,6 +257,8 @@ LANGUAGES = {"src_lang": "en", "tgt_lang": "de"}
 KINDS = {
     "marian": (make_marian, {}),
     "fsmt": (make_fsmt, {}),
+    "marian of two": (make_marian_of_two, {}),
+    "fsmt of two": (make_fsmt_of_two, {}),
     "bart": (make_bart, {}),
     "t5": (make_t5, {}),
     "m2m100": (make_m2m, LANGUAGES),

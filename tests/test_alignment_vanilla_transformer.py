@@ -24,6 +24,7 @@ from vanilla_transformer.alignment_vanilla_transformer import (
 )
 from vanilla_transformer.changes_vanilla_transformer import _CHANGED, changed
 from vanilla_transformer.cli import main
+from vanilla_transformer.languages_vanilla_transformer import source_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +188,7 @@ def test_tokens_belong_to_the_words_of_the_text(kind, translate, pieces, tmp_pat
     tokenizer = translate.tokenizer
     if kind is not None:
         save(kind, pieces, tmp_path)
-        tokenizer = vanilla_transformer.load(tmp_path).tokenizer
+        tokenizer = source_tokenizer(vanilla_transformer.load(tmp_path).tokenizer)
     text = "the cat sleeps in the house"
     ids = tokenizer(text)["input_ids"]
     indices = word_indices(tokenizer, ids)

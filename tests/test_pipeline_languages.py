@@ -9,13 +9,15 @@ from library_models import (
     SENTENCES,
     make_bart,
     make_fsmt,
+    make_fsmt_of_two,
     make_m2m,
     make_marian,
+    make_marian_of_two,
     make_mbart,
     make_nllb,
     make_t5,
 )
-from transformers import GenerationConfig, pipeline
+from transformers import FSMTTokenizer, GenerationConfig, MarianTokenizer, pipeline
 
 from vanilla_transformer import TranslationPipeline
 
@@ -200,6 +202,51 @@ def test_a_stop_sequence_ends_a_translation(pieces, tmp_path):
         **tokenizer(TEXTS[0], return_tensors="pt"), **{**SEARCH, "num_beams": 1}, eos_token_id=first
     )
     assert torch.equal(cut["translation_token_ids"], expected[0])
+
+
+def reverse_of(tokenizer, folder):
+    """Return the tokenizer of the other direction, with the files of both vocabularies swapped."""
+    tokenizer.save_pretrained(folder)
+    if isinstance(tokenizer, FSMTTokenizer):
+        return FSMTTokenizer(
+            langs=["de", "en"],
+            src_vocab_file=str(folder / "vocab-tgt.json"),
+            tgt_vocab_file=str(folder / "vocab-src.json"),
+            merges_file=str(folder / "merges.txt"),
+        )
+    return MarianTokenizer(
+        source_spm=str(folder / "target.spm"),
+        target_spm=str(folder / "source.spm"),
+        vocab=str(folder / "target_vocab.json"),
+        target_vocab_file=str(folder / "vocab.json"),
+        source_lang="de",
+        target_lang="en",
+        separate_vocabs=True,
+    )
+
+
+@pytest.mark.parametrize("maker", [make_marian_of_two, make_fsmt_of_two])
+def test_each_side_has_the_vocabulary_of_its_own(maker, pieces, tmp_path):
+    model, tokenizer = make(maker, pieces, tmp_path)
+    reverse = reverse_of(tokenizer, tmp_path)
+    translate = TranslationPipeline(model, tokenizer, **SEARCH)
+    # Moses splits "l'anno" in English, but not in German
+    texts, targets = TEXTS, ["das Haus bellt", "l'anno ist klein", "another"]
+    source_ids, target_ids = translate.encode_pairs(texts, targets)
+    assert source_ids == tokenizer(texts)["input_ids"]
+    assert target_ids == reverse(targets)["input_ids"]
+    scored = translate.score(texts, targets)[0]["token_log_probabilities"]
+    text = "".join(token for token, _ in scored[:-1]).replace("</w>", " ").replace("▁", " ")
+    assert text.split() == targets[0].split()
+    (pairs,) = translate.align(texts[:1], targets[:1])
+    assert [word for _, word in pairs] == [0, 1, 2]
+    assert all(word < len(texts[0].split()) for word, _ in pairs)
+    (whole,) = translate(TEXTS[0], return_tensors=True, return_text=True, num_beams=1)
+    word = whole["translation_text"].split()[-1]
+    ids = reverse(word, add_special_tokens=False)["input_ids"]
+    (cut,) = translate(TEXTS[0], return_tensors=True, stop_sequence=word, num_beams=1)
+    whole_ids = whole["translation_token_ids"].tolist()
+    assert cut["translation_token_ids"].tolist() == whole_ids[: whole_ids.index(ids[0]) + 1]
 
 
 def test_the_library_gets_plain_numbers(pieces, tmp_path):

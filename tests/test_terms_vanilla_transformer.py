@@ -14,6 +14,7 @@ import vanilla_transformer
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.cli import main
 from vanilla_transformer.constraints_vanilla_transformer import TARGET_SETTINGS, read_constraints
+from vanilla_transformer.languages_vanilla_transformer import target_tokenizer
 from vanilla_transformer.terms_vanilla_transformer import (
     ByteVocabulary,
     ForbiddenTerms,
@@ -237,7 +238,7 @@ def test_a_required_term_is_in_nfc_if_the_tokenizer_has_no_normalizer():
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_of_the_library_keep_the_spelling_of_a_forbidden_term(kind, pieces, tmp_path):
     save(kind, pieces, tmp_path)
-    tokenizer = vanilla_transformer.load(tmp_path).tokenizer
+    tokenizer = target_tokenizer(vanilla_transformer.load(tmp_path).tokenizer)
     found = read(tokenizer, forbidden_terms=[" the house"]).forbidden_terms
     assert found == {" the house": {" the house"}}
 
@@ -332,7 +333,7 @@ def test_other_models_of_the_library_refuse_required_terms(pieces, tmp_path):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "m2m100"])
 def test_the_texts_of_tokens_are_those_of_decode(kind, pieces, tmp_path):
     save(kind, pieces, tmp_path)
-    tokenizer = vanilla_transformer.load(tmp_path).tokenizer
+    tokenizer = target_tokenizer(vanilla_transformer.load(tmp_path).tokenizer)
     parts = token_bytes(tokenizer)
     ids = tokenizer("the cat sleeps in the house")["input_ids"]
     text = b"".join(parts[token] for token in ids).decode()

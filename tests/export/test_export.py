@@ -8,7 +8,16 @@ import sys
 import numpy as np
 import pytest
 import torch
-from library_models import make_marian, make_pieces
+from library_models import (
+    LANGUAGES,
+    SENTENCES,
+    by_hand,
+    make_fsmt_of_two,
+    make_m2m,
+    make_marian,
+    make_pieces,
+    search_by_hand,
+)
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -20,6 +29,7 @@ from transformers import (
 from translation_toys import TEXTS, make_model, make_tokenizer
 
 from vanilla_transformer.cli import main
+from vanilla_transformer.conversion import from_fsmt, from_m2m100
 from vanilla_transformer.export.command import run
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -269,6 +279,39 @@ def test_quantized_weights_change_little(tokenizer, tmp_path, quantization, erro
         score = engine.translator.score_batch([tokens], [tokens[:-1]])[0]
         expected = np.array(our_log_probs(model, ids, ids[:-1]))
         assert 0 < np.abs(np.array(score.log_probs) - expected).mean() < error
+
+
+def test_ctranslate2_knows_the_languages_of_m2m100(pieces, tmp_path):
+    torch.manual_seed(3)
+    source_model, tokenizer = make_m2m(pieces, tmp_path)
+    assert "__de__" not in tokenizer.get_vocab()
+    texts, target = SENTENCES[:3], tokenizer.lang_code_to_token["de"]
+    to_ctranslate2(from_m2m100(source_model.eval()), tokenizer, tmp_path / "ct2")
+    engine = InCTranslate2(tmp_path / "ct2", AutoTokenizer.from_pretrained(tmp_path / "ct2"))
+    engine.tokenizer.src_lang = "en"
+    found = engine.translate(texts, beam_size=1, target_prefix=[[target]] * len(texts))
+    expected = search_by_hand(
+        source_model, tokenizer, texts, LANGUAGES, max_new_tokens=12, num_beams=1
+    )
+    ids = [engine.ids(result.hypotheses[0]) for result in found]
+    assert ids == [written(rows[0].tolist()) for rows in expected]
+    assert {row[0] for row in ids} == {tokenizer.get_lang_id("de")}
+    assert len({tuple(row) for row in ids}) > 1
+
+
+def test_ctranslate2_has_the_vocabularies_of_source_and_target(pieces, tmp_path):
+    source_model, tokenizer = make_fsmt_of_two(pieces, tmp_path, extra=[])
+    source_model.generation_config.forced_eos_token_id = None
+    to_ctranslate2(from_fsmt(source_model.eval()), tokenizer, tmp_path / "ct2")
+    engine = ctranslate2.Translator(str(tmp_path / "ct2"))
+    sources = [[*tokenizer.tokenize(text), "</s>"] for text in SENTENCES[:3]]
+    found = [
+        tokenizer.convert_tokens_to_string(result.hypotheses[0])
+        for result in engine.translate_batch(sources, beam_size=1, max_decoding_length=12)
+    ]
+    search = {"max_new_tokens": 12, "num_beams": 1}
+    assert found == by_hand(source_model, tokenizer, SENTENCES[:3], {}, **search)
+    assert len(set(found)) > 1
 
 
 def test_an_id_without_a_token_can_be_exported(tokenizer, tmp_path):
