@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerationMode
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -22,6 +22,27 @@ LIBRARY_ARGUMENTS = (
     "output_attentions",
     "output_hidden_states",
     "use_cache",
+)
+# arguments of `forward` of the released model, of its stacks and of their layers
+RELEASED_ARGUMENTS = (
+    "attention_mask",
+    "cache",
+    "decoder_attention_mask",
+    "decoder_input_ids",
+    "decoder_inputs_embeds",
+    "encoder_attention_mask",
+    "encoder_hidden_states",
+    "encoder_outputs",
+    "input_ids",
+    "inputs_embeds",
+    "labels",
+    "logits_to_keep",
+    "mask",
+    "memory",
+    "memory_mask",
+    "past_key_values",
+    "use_cache",
+    "x",
 )
 ENGINES = ("auto", "off", "required")
 # precisions in which a CPU can compute the linear layers of a search
@@ -63,10 +84,10 @@ TOKEN_SETTINGS = (
 def check_arguments(
     model: PreTrainedModel, arguments: Mapping[str, Any], eager_attention: Callable
 ):
-    """Refuse arguments that neither `forward` nor the attention function reads.
+    """Refuse arguments that neither `forward` nor a layer nor the attention function reads.
 
     Args:
-        model: Model whose `forward` received the arguments.
+        model: Stack whose `forward` received the arguments.
         arguments: Values by name; None means that the argument was not given.
         eager_attention: The model's own attention function.
 
@@ -82,11 +103,13 @@ def check_arguments(
     )
     parameters = inspect.signature(attention).parameters
     accepted_names = [name for name, it in parameters.items() if it.kind != it.VAR_KEYWORD]
+    ignores_others = len(accepted_names) == len(parameters)
     # these two functions ignore further keyword arguments; other functions may read those that they
     # accept
-    ignores_others = attention in (eager_attention, sdpa_attention_forward)
-    if len(accepted_names) < len(parameters) and not ignores_others:
+    ignores_others |= attention in (eager_attention, sdpa_attention_forward)
+    if not ignores_others:
         return
+    accepted_names += sorted(own_arguments(model))
     known_names = [*inspect.signature(type(model).forward).parameters, *accepted_names]
     for name in unknown_names:
         if name not in accepted_names:
@@ -94,6 +117,49 @@ def check_arguments(
                 f"{type(model).__name__}.forward got the unknown argument {name!r}; its "
                 f"attention function does not accept it either.{closest_name(name, known_names)}"
             )
+
+
+def own_arguments(model: nn.Module) -> set[str]:
+    """Return the arguments of `forward` that the released model does not have.
+
+    Args:
+        model: Whole model, or one of its stacks, whose layers receive further arguments.
+
+    Returns:
+        Names that `forward` of the model or of a layer declares. Modules in a layer count too if
+        they accept any argument, as attentions do.
+    """
+    names = set()
+    layers = list(getattr(model, "layers", ()))
+    for module in (model, *itertools.chain.from_iterable(layer.modules() for layer in layers)):
+        parameters = inspect.signature(module.forward).parameters.values()
+        is_reached = module is model or module in layers
+        if is_reached or any(it.kind == it.VAR_KEYWORD for it in parameters):
+            names |= {
+                it.name
+                for it in parameters
+                if it.kind == it.KEYWORD_ONLY or it.default is not it.empty
+            }
+    return names.difference(RELEASED_ARGUMENTS)
+
+
+def arguments_of_stack(
+    stack: nn.Module, other_stack: nn.Module, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Leave out arguments that only the other stack of a model declares.
+
+    Args:
+        stack: Encoder or decoder.
+        other_stack: Decoder or encoder.
+        arguments: Values by name, of both stacks.
+
+    Returns:
+        Values by name, for `stack`.
+    """
+    if all(name in LIBRARY_ARGUMENTS for name in arguments):
+        return dict(arguments)
+    other_names = own_arguments(other_stack) - own_arguments(stack)
+    return {name: value for name, value in arguments.items() if name not in other_names}
 
 
 def check_search_settings(config: GenerationConfig):

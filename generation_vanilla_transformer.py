@@ -47,6 +47,7 @@ from .checks_vanilla_transformer import (
     check_search_tokens,
     check_terms,
     engine_precision,
+    own_arguments,
     plain_numbers,
 )
 from .cores_vanilla_transformer import shared_cores
@@ -82,6 +83,8 @@ ENGINE_ARGUMENTS = (
     "decoder_input_ids",
     CACHE_NAME,
 )
+# name of the encoder's `forward` in the released code, which refuses arguments that it cannot read
+ENCODER_FORWARD = "VanillaTransformerEncoder.forward"
 # searches of the library whose logits the engine can compute
 ENGINE_MODES = (
     GenerationMode.GREEDY_SEARCH,
@@ -225,6 +228,7 @@ class SearchMixin(_Base):
         if engine is not None and kwargs.get("encoder_outputs") is None:
             memory = engine.encode(kwargs["input_ids"], kwargs.get("attention_mask"))
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
+        self._encode_without_other_arguments(config, model_inputs, kwargs)
         output = library_generate(None, generation_config, stopping_criteria=all_criteria, **kwargs)
         if engine is not None and config.return_dict_in_generate:
             output[CACHE_NAME] = None
@@ -268,6 +272,39 @@ class SearchMixin(_Base):
         self._choose_engine(config, "custom_generate is given", False)
         for name in ("precision", "int8", "engine"):
             kwargs.pop(name, None)
+
+    def _own_arguments(self) -> set[str]:
+        """Return the arguments that a changed `forward` of the model or a part declares."""
+        stacks = self.get_encoder(), self.get_decoder()
+        return set().union(*map(own_arguments, (self, self.base_model, *stacks)))
+
+    def _encode_without_other_arguments(
+        self, config: GenerationConfig, inputs: Mapping[str, Any], kwargs: dict[str, Any]
+    ):
+        """Encode here if the released encoder would refuse an argument of another part.
+
+        The library passes all arguments to the encoder, also those of the decoder or of the head.
+        """
+        encoder = self.get_encoder()
+        is_released = getattr(encoder.forward, "__qualname__", "") == ENCODER_FORWARD
+        if not is_released or kwargs.get("encoder_outputs") is not None:
+            return
+        names = own_arguments(encoder)
+        if not self._own_arguments().difference(names) & kwargs.keys():
+            return
+        names |= {"input_ids", "attention_mask", "inputs_embeds"}
+        kwargs["encoder_outputs"] = encoder(
+            **{name: value for name, value in inputs.items() if name in names},
+            output_attentions=config.output_attentions,
+            output_hidden_states=config.output_hidden_states,
+        )
+
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]):
+        # the search passes this output to every `forward`, also to one with only `**kwargs`
+        known_names = self._own_arguments() | {"encoder_outputs"}
+        super()._validate_model_kwargs(
+            {name: value for name, value in model_kwargs.items() if name not in known_names}
+        )
 
     def _forgo_unusable_cache(self, config: GenerationConfig, kwargs: dict[str, Any]):
         """Turn the cache off, with a warning, if the decoder's layers cannot use it."""

@@ -52,7 +52,12 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .checks_vanilla_transformer import check_arguments, check_ids, check_length
+from .checks_vanilla_transformer import (
+    arguments_of_stack,
+    check_arguments,
+    check_ids,
+    check_length,
+)
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import CACHE_NAME, SearchMixin, decoder_cache
 from .released_code_vanilla_transformer import warn_of_other_code
@@ -675,7 +680,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 inputs_embeds=inputs_embeds,
-                **kwargs,
+                **arguments_of_stack(self.encoder, self.decoder, kwargs),
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
@@ -688,7 +693,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
-            **kwargs,
+            **arguments_of_stack(self.decoder, self.encoder, kwargs),
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
@@ -777,7 +782,8 @@ class VanillaTransformerForConditionalGeneration(
             past_key_values: Name of `cache` in transformers before 5.24, which also uses this name
                 in the output.
             kwargs: `num_items_in_batch`, by which the summed loss is divided; `output_attentions`,
-                `output_hidden_states`; and arguments of the attention function.
+                `output_hidden_states`; arguments of the attention function; and arguments that
+                `forward` of a changed stack or layer declares, which only its stack receives.
 
         Returns:
             `logits`, [B, T, V], the KV cache if one is used, and `loss` if labels are given: the

@@ -31,6 +31,8 @@ PRIVATE_NAMES = {
         # overridden: the loops of `generate`, which the search of this package replaces
         "_beam_search",
         "_sample",
+        # overridden: the check of the model's arguments, which may be those of a changed part
+        "_validate_model_kwargs",
         # overridden in the stand-in for a model: what these loops call for the logits
         "_prefill",
         # called: steps of these loops

@@ -1,0 +1,205 @@
+"""Models that a user edits: forward, generate, training and export do what the edit says."""
+
+import inspect
+
+import pytest
+import torch
+from conftest import SMALL
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+)
+from vanilla_transformer import modeling_vanilla_transformer as modeling
+from vanilla_transformer.checks_vanilla_transformer import RELEASED_ARGUMENTS
+
+WIDTH = SMALL["hidden_size"]
+SEARCHES = [
+    {"num_beams": 1},
+    {"num_beams": 3},
+    {"num_beams": 3, "length_penalty_alpha": 0.6},
+    {"num_beams": 3, "length_penalty_alpha": 0.6, "use_cache": False},
+]
+
+
+def edited(edit, kind=VanillaTransformerForConditionalGeneration, **fields):
+    """Return a small model that an edit has changed, and whose translations are long."""
+
+    class Edited(kind):
+        def __init__(self, config):
+            super().__init__(config)
+            edit(self)
+            self.post_init()
+
+    config = VanillaTransformerConfig(**SMALL, output_bias=True, **fields)
+    model = Edited(config).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    model.lm_head.bias.data[config.eos_token_id] = -3
+    return model
+
+
+@pytest.fixture
+def source(batch):
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def add_speakers(x, speaker_ids):
+    return x if speaker_ids is None else x + 3 * speaker_ids[:, None, None] * torch.arange(WIDTH)
+
+
+class SpeakerHead(VanillaTransformerForConditionalGeneration):
+    def forward(self, *args, speaker_ids=None, **kwargs):
+        output = super().forward(*args, **kwargs)
+        if speaker_ids is not None:
+            output.logits = output.logits + speaker_ids[:, None, None] * torch.arange(23)
+        return output
+
+
+class SpeakerModel(VanillaTransformerModel):
+    def forward(self, *args, speaker_ids=None, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.last_hidden_state = add_speakers(output.last_hidden_state, speaker_ids)
+        return output
+
+
+class SpeakerEncoder(modeling.VanillaTransformerEncoder):
+    def forward(self, *args, speaker_ids=None, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.last_hidden_state = add_speakers(output.last_hidden_state, speaker_ids)
+        return output
+
+
+class SpeakerDecoder(modeling.VanillaTransformerDecoder):
+    def forward(self, *args, speaker_ids=None, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.last_hidden_state = add_speakers(output.last_hidden_state, speaker_ids)
+        return output
+
+
+class SpeakerEncoderLayer(modeling.EncoderLayer):
+    def forward(self, x, mask, speaker_ids=None, **kwargs):
+        return super().forward(add_speakers(x, speaker_ids), mask, **kwargs)
+
+
+class SpeakerDecoderLayer(modeling.DecoderLayer):
+    def forward(self, x, *args, speaker_ids=None, **kwargs):
+        return super().forward(add_speakers(x, speaker_ids), *args, **kwargs)
+
+
+class SpeakerAttention(modeling.MultiHeadAttention):
+    def forward(self, x, memory, mask, cache=None, speaker_ids=None, **kwargs):
+        return super().forward(add_speakers(x, speaker_ids), memory, mask, cache, **kwargs)
+
+
+def replace_encoder(model):
+    model.model.encoder = SpeakerEncoder(model.config)
+
+
+def replace_decoder(model):
+    model.model.decoder = SpeakerDecoder(model.config)
+
+
+def replace_model(model):
+    model.model = SpeakerModel(model.config)
+
+
+def replace_encoder_layers(model):
+    model.model.encoder.layers[1] = SpeakerEncoderLayer(model.config)
+
+
+def replace_decoder_layers(model):
+    model.model.decoder.layers[2] = SpeakerDecoderLayer(model.config, 2)
+
+
+def replace_all_layers(model):
+    replace_encoder_layers(model)
+    replace_decoder_layers(model)
+
+
+def replace_attention(model):
+    for index, layer in enumerate(model.model.decoder.layers):
+        layer.self_attention = SpeakerAttention(model.config, 3, index, is_causal=True)
+
+
+EDITS_WITH_ARGUMENTS = [
+    (lambda model: None, SpeakerHead),
+    *(
+        (edit, VanillaTransformerForConditionalGeneration)
+        for edit in (
+            replace_model,
+            replace_encoder,
+            replace_decoder,
+            replace_encoder_layers,
+            replace_decoder_layers,
+            replace_all_layers,
+            replace_attention,
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("edit", "kind"), EDITS_WITH_ARGUMENTS, ids=["head", *"mednlba"])
+def test_an_argument_of_a_changed_part_reaches_it(edit, kind, source):
+    model = edited(edit, kind)
+    speaker_ids = torch.tensor([0, 1, 2, 3])
+    target = source["input_ids"][:, :3]
+
+    def step(speaker_ids):
+        with torch.no_grad():
+            return model(**source, decoder_input_ids=target, speaker_ids=speaker_ids).logits
+
+    others = step(speaker_ids)
+    torch.testing.assert_close(others[0], step(None)[0])
+    assert not torch.allclose(others[1:], step(None)[1:])
+    for search in SEARCHES:
+        plain = model.generate(**source, **search, max_new_tokens=5)
+        found = model.generate(**source, **search, max_new_tokens=5, speaker_ids=speaker_ids)
+        assert found[0].tolist() == plain[0].tolist()
+        assert found.tolist() != plain.tolist()
+        if "length_penalty_alpha" in search:
+            # the sentences alone give each sentence its own speaker, also with several beams
+            alone = [
+                model.generate(
+                    **{name: tensor[row : row + 1] for name, tensor in source.items()},
+                    **search,
+                    max_new_tokens=5,
+                    speaker_ids=speaker_ids[row : row + 1],
+                )[0]
+                for row in range(4)
+            ]
+            assert found.tolist() == [row.tolist() for row in alone]
+
+
+@pytest.mark.parametrize(("edit", "kind"), EDITS_WITH_ARGUMENTS, ids=["head", *"mednlba"])
+def test_an_argument_that_no_part_declares_is_refused(edit, kind, source):
+    model = edited(edit, kind)
+    unknown = {"speaker_idz": torch.tensor([0, 1, 2, 3])}
+    with pytest.raises(TypeError, match="unknown argument 'speaker_idz'"):
+        model(**source, decoder_input_ids=source["input_ids"], **unknown)
+    with pytest.raises(ValueError, match="speaker_idz"):
+        model.generate(**source, **unknown)
+
+
+def test_the_arguments_of_the_released_model_are_those_of_its_code():
+    names = set()
+    for kind in (
+        VanillaTransformerForConditionalGeneration,
+        VanillaTransformerModel,
+        modeling.VanillaTransformerEncoder,
+        modeling.VanillaTransformerDecoder,
+        modeling.EncoderLayer,
+        modeling.DecoderLayer,
+        modeling.MultiHeadAttention,
+    ):
+        names |= set(inspect.signature(kind.forward).parameters)
+    assert names - {"self", "kwargs"} == set(RELEASED_ARGUMENTS)
+
+
+def test_the_gradient_of_an_argument_passes_checkpoints(source):
+    model = edited(replace_all_layers).train()
+    model.gradient_checkpointing_enable()
+    labels = source["input_ids"]
+    model(**source, labels=labels, speaker_ids=torch.ones(4)).loss.backward()
+    assert model.model.encoder.layers[0].feed_forward.fc1.weight.grad.abs().max() > 0
