@@ -185,9 +185,12 @@ class SearchMixin(_Base):
         )
         kwargs = plain_numbers(kwargs)
         if kwargs.get("custom_generate") is not None:
-            self._prepare_custom_generate(generation_config, kwargs)
+            generation_config, length_criteria = self._prepare_custom_generate(
+                inputs, generation_config, kwargs
+            )
+            all_criteria = StoppingCriteriaList([*(stopping_criteria or ()), *length_criteria])
             return library_generate(
-                inputs, generation_config, stopping_criteria=stopping_criteria, **kwargs
+                inputs, generation_config, stopping_criteria=all_criteria, **kwargs
             )
         ensemble = kwargs.pop("ensemble", None) or ()
         if ensemble and kwargs.get("encoder_outputs") is not None:
@@ -262,16 +265,32 @@ class SearchMixin(_Base):
         kwargs.pop("labels", None)
 
     def _prepare_custom_generate(
-        self, given_config: GenerationConfig | None, kwargs: dict[str, Any]
-    ):
-        """Check the settings of a search by custom code, and leave out those of the engine."""
-        config, _ = self._resolve_settings(given_config, kwargs)
+        self,
+        inputs: Tensor | None,
+        given_config: GenerationConfig | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[GenerationConfig | None, list[StoppingCriteria]]:
+        """Check the settings of a search by custom code, limit its length as `_limit_length` does.
+
+        The settings of the engine are left out.
+        """
+        config, model_inputs = self._resolve_settings(given_config, kwargs)
         # custom code may combine any length penalties
         config.length_penalty_alpha = None
         check_search_settings(config)
         self._choose_engine(config, "custom_generate is given", False)
         for name in ("precision", "int8", "engine"):
             kwargs.pop(name, None)
+        if not any(
+            hasattr(each, "max_extra_tokens") for each in (given_config, self.generation_config)
+        ):
+            # the library refuses a setting that neither configuration has
+            kwargs.pop("max_extra_tokens", None)
+        if inputs is not None:
+            model_inputs["input_ids"] = inputs
+        if not source_shape(model_inputs)[0]:
+            return given_config, []
+        return self._limit_length(config, given_config, model_inputs, kwargs)
 
     def _own_arguments(self) -> set[str]:
         """Return the arguments that a changed `forward` of the model or a part declares."""

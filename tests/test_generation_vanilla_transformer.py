@@ -927,6 +927,32 @@ def test_custom_code_runs_with_and_without_the_settings_of_the_engine(translate)
             model.generate(**inputs, **settings, custom_generate=custom)
 
 
+@pytest.mark.parametrize("is_own", [True, False], ids=["own", "bare"])
+def test_custom_code_keeps_the_limit_by_the_source(model, source, is_own):
+    def custom(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        return GenerationMixin._sample(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+        )
+
+    set_paper_search(model, num_beams=1, max_extra_tokens=30)
+    if not is_own:
+        model.generation_config = GenerationConfig(
+            pad_token_id=0, eos_token_id=2, decoder_start_token_id=1
+        )
+    for settings in (
+        {"max_extra_tokens": 2},
+        {"max_extra_tokens": 30},
+        {"max_extra_tokens": 4, "max_new_tokens": 5},
+        {"generation_config": GenerationConfig(max_extra_tokens=3)},
+        {} if is_own else {"max_length": 9},
+    ):
+        expected = model.generate(**source, **settings)
+        assert model.generate(**source, **settings, custom_generate=custom).equal(expected)
+        ids, mask = source.values()
+        found = model.generate(ids, attention_mask=mask, **settings, custom_generate=custom)
+        assert found.equal(expected)
+
+
 @pytest.mark.parametrize("patched", [LogitsProcessorList, SuppressTokensLogitsProcessor])
 @pytest.mark.parametrize("search", SEARCHES)
 def test_replaced_code_of_the_librarys_processors_runs(model, source, search, patched, monkeypatch):
