@@ -39,6 +39,8 @@ from transformers.utils import ModelOutput
 
 from .changes_vanilla_transformer import without_missing_code
 from .checks_vanilla_transformer import (
+    LIBRARY_ARGUMENTS,
+    RELEASED_ARGUMENTS,
     check_inputs,
     check_length,
     check_mode,
@@ -320,7 +322,9 @@ class SearchMixin(_Base):
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]):
         # the search passes this output to every `forward`, also to one with only `**kwargs`
-        known_names = self._own_arguments() | {"encoder_outputs"}
+        known_names = {"encoder_outputs"}
+        if not model_kwargs.keys() <= {*RELEASED_ARGUMENTS, *LIBRARY_ARGUMENTS}:
+            known_names |= self._own_arguments()
         super()._validate_model_kwargs(
             {name: value for name, value in model_kwargs.items() if name not in known_names}
         )
