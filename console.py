@@ -233,12 +233,30 @@ def require_nonempty_path(path: str | Path, name: str) -> Path:
         The path.
 
     Raises:
-        ValueError: If the path is empty, or contains a NUL character.
+        ValueError: If the path is empty, contains a NUL character, or begins with ~.
     """
     # Path("") is "."
     if not str(path).strip() or "\0" in str(path):
         raise ValueError(f"{name} must be the path of a folder, got {shown(str(path))}.")
+    refuse_home_sign(path, name)
     return Path(path)
+
+
+def refuse_home_sign(path: str | Path, name: str):
+    """Refuse a path that begins with ~, which would be a folder with this name.
+
+    Args:
+        path: Path of a file or folder.
+        name: Name of the argument or setting, for the error.
+
+    Raises:
+        ValueError: If the path begins with ~.
+    """
+    if Path(path).parts[:1] == ("~",):
+        raise ValueError(
+            f"{name} must be a whole path, because only a shell replaces ~ by the home folder, and "
+            f"only at the beginning of an argument, got {shown(str(path))}."
+        )
 
 
 def require_empty_folder(path: str | Path) -> Path:

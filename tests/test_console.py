@@ -119,6 +119,13 @@ def test_a_folder_without_a_name_is_refused(path):
         require_nonempty_path(path, "output_dir")
 
 
+@pytest.mark.parametrize("path", ["~", "~/runs/a"])
+def test_a_folder_that_is_called_like_the_sign_of_the_home_folder_is_refused(path):
+    with pytest.raises(ValueError, match=f"output_dir must be a whole path, .*, got '{path}'"):
+        require_nonempty_path(path, "output_dir")
+    assert require_nonempty_path("runs/~", "output_dir") == Path("runs/~")
+
+
 def test_the_garbage_collector_pauses_for_imports_only():
     with fast_imports():
         assert not gc.isenabled()

@@ -27,7 +27,7 @@ from ..configuration_vanilla_transformer import (
     VanillaTransformerConfig,
     closest_name,
 )
-from ..console import shown
+from ..console import refuse_home_sign, shown
 from ..records import LARGEST_NUMBER, is_storable_text
 from ..sizes import refuse_impossible
 
@@ -695,6 +695,8 @@ def _checked_value(setting_field: dataclasses.Field, value: Any) -> Any:
         raise ValueError(
             f"{name} must be text of whole characters, and not empty, got {shown(value)}."
         )
+    if expected_type is str:
+        refuse_home_sign(value, name)
     _refuse_out_of_range(setting_field, value)
     return value
 

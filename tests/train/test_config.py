@@ -428,6 +428,8 @@ BOMB = "a: &a [lol, lol, lol]\n" + "".join(
         ('dataset: "a\\0b"', "dataset must be text of whole characters"),
         ('dataset: "\\ud800"', "dataset must be text of whole characters"),
         ("output_dir: ''", "output_dir must be text of whole characters, and not empty"),
+        ("output_dir: ~/a", "output_dir must be a whole path, because only a shell replaces ~ by"),
+        ("mix: [{dataset: ~/a.tsv}]", "dataset must be a whole path, .* got '~/a.tsv'"),
         ("mix: [{dataset: ''}]", "dataset must be text of whole characters, and not empty"),
         ("x" * 2_000_000, "must be of at most 1,000,000 characters, got 2,000,000"),
         (f"{'x' * 1000}: 5", "is not a setting"),
