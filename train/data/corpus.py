@@ -188,6 +188,13 @@ def _load_with_datasets(
         load_arguments = {"path": reader, "data_files": {"train": escaped_path}}
     if saved_files := _find_saved_files(Path(dataset)):
         load_arguments = {"path": "arrow", "data_files": saved_files}
+    whole_path = str(Path(dataset).resolve())
+    # `datasets` reads another folder, of which this path is the pattern, or none
+    if Path(dataset).is_dir() and not saved_files and glob.has_magic(whole_path):
+        raise ValueError(
+            "dataset must be a folder without *, ? and [ in its whole path, which the library "
+            f"datasets takes for a pattern, got {whole_path!r}: rename the folder, or give a file."
+        )
     # `datasets` locks a file in its cache, even if it reads a dataset from there
     refuse_unwritable_cache(Path(datasets.config.HF_DATASETS_CACHE))
     # without a network the library loads the prepared folder that was modified last, so update the

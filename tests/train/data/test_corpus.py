@@ -293,6 +293,27 @@ def test_a_prefix_of_files_in_other_languages_is_refused_with_them(prefix, tmp_p
         load_translations(prefix, None, "en", "de")
 
 
+@pytest.mark.parametrize("name", ["a[1]", "*", "a?"])
+def test_a_folder_whose_name_is_a_pattern_is_not_read_as_another_folder(
+    name, tmp_path, monkeypatch
+):
+    record = '{"translation": {"en": "a", "de": "b"}}\n'
+    for folder, num_records in (("a1", 1), (name, 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.jsonl").write_text(record * num_records, encoding="utf-8")
+    path = tmp_path / name
+    with pytest.raises(ValueError, match=r"without \*, \? and \[ in its whole path, .* rename the"):
+        load_translations(str(path), None, "en", "de")
+    monkeypatch.chdir(path)
+    with pytest.raises(ValueError, match=r"without \*, \? and \[ in its whole path, .* rename the"):
+        load_translations(".", None, "en", "de")
+    # other readers find the folder as it is called
+    assert len(load_translations(str(path / "train.jsonl"), None, "en", "de")["train"]) == 2
+    (path / "train.jsonl").rename(path / "train.tsv")
+    (path / "train.tsv").write_text("a\tb\n" * 3, encoding="utf-8")
+    assert len(load_translations(str(path), None, "en", "de")["train"]) == 3
+
+
 def test_a_dataset_script_is_refused(tmp_path):
     (tmp_path / f"{tmp_path.name}.py").touch()
     with pytest.raises(ValueError, match=r"cannot be loaded: Dataset scripts are no longer"):
