@@ -297,7 +297,7 @@ def refuse_unloadable(dataset: str, *languages: str):
             "dataset must be a file of records (.jsonl, .json, .parquet or .arrow), a table (.tsv "
             "or .csv), a translation memory (.tmx), or the prefix of two text files, before "
             f".{languages[0]} and .{languages[1]}, got {dataset!r}."
-            + _closest_prefix(path, languages)
+            + (_closest_prefix(path, languages) or _format_advice(path))
         )
     # refuse a folder whose tables or memories have other names: `datasets` would load these files,
     # but would parse them by other rules
@@ -349,6 +349,14 @@ def _closest_prefix(path: Path, languages: Sequence[str]) -> str:
         if prefix != name and all(_find_files(prefix, language) for language in languages):
             return f" Did you mean the prefix {prefix!r}?"
     return ""
+
+
+def _format_advice(path: Path) -> str:
+    """Return a sentence with what to do with a file of an unknown kind, or an empty string."""
+    suffixes = {suffix.lower() for suffix in path.suffixes}
+    if not suffixes.isdisjoint((".zip", ".tar", ".tgz")):
+        return " Unpack the archive."
+    return " If tabs separate its columns, give it the suffix .tsv." if ".txt" in suffixes else ""
 
 
 def _prepared_folder(dataset: str) -> Path:

@@ -252,7 +252,8 @@ def test_a_language_without_its_file_is_named(corpus):
 
 
 def test_a_missing_dataset_is_refused(tmp_path):
-    (tmp_path / "notes.txt").touch()
+    for name in ("notes.txt", "corpus.txt.ZIP", "corpus.tar.xz"):
+        (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"Hub name, got 'a--b/c': no such folder"):
         load_translations("a--b/c", None, "en", "de")
     for name, sentence in (
@@ -260,8 +261,11 @@ def test_a_missing_dataset_is_refused(tmp_path):
         ("nothing.jsonl", "dataset must be a file that exists, got"),
         (
             "notes.txt",
-            "must be a file of records .*, a table .*, or the prefix of two text files, before .en",
+            "must be a file of records .*, a table .*, or the prefix of two text files, before .en"
+            r".*notes.txt'\. If tabs separate its columns, give it the suffix .tsv\.",
         ),
+        ("corpus.txt.ZIP", r"got '.*corpus.txt.ZIP'\. Unpack the archive\."),
+        ("corpus.tar.xz", r"got '.*corpus.tar.xz'\. Unpack the archive\."),
     ):
         with pytest.raises(ValueError, match=sentence):
             load_translations(str(tmp_path / name), None, "en", "de")
