@@ -299,6 +299,26 @@ def check_numbers(settings: Mapping[str, Any]):
             raise ValueError(f"{name} must be a number, got {value!r}.")
 
 
+def vocab_size_of(model: Any) -> int:
+    """Return the number of tokens that a model or a stack reads.
+
+    Args:
+        model: Encoder, decoder or whole model, whose embedding may be of any class.
+
+    Returns:
+        Number of rows of the embedding. If the embedding does not tell it, the larger number of
+        the configuration and of the largest table in the embedding.
+    """
+    embedding = getattr(model, "embed_tokens", None)
+    if embedding is None:
+        embedding = model.get_input_embeddings()
+    num_rows = getattr(embedding, "num_embeddings", None)
+    if num_rows is not None:
+        return num_rows
+    tables = [module for module in embedding.modules() if isinstance(module, nn.Embedding)]
+    return max([model.config.vocab_size, *(table.num_embeddings for table in tables)])
+
+
 def check_search_tokens(config: GenerationConfig, vocab_size: int):
     """Refuse special tokens that are not in the vocabulary.
 
@@ -361,11 +381,11 @@ def check_terms(
         raise ValueError("eos_token_id must be set for required terms, got None.")
 
 
-def check_inputs(config: Any, inputs: Mapping[str, Any]):
+def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any]):
     """Refuse inputs that the model cannot read together.
 
     Args:
-        config: Configuration of the model.
+        model: Model of this package.
         inputs: Inputs of the model.
 
     Raises:
@@ -374,10 +394,11 @@ def check_inputs(config: Any, inputs: Mapping[str, Any]):
     """
     has_encoder_outputs = inputs.get("encoder_outputs") is not None
     # with encoder outputs, `input_ids` are not read
-    names = ("decoder_input_ids",) if has_encoder_outputs else ("input_ids", "decoder_input_ids")
-    for name in names:
+    stacks = {} if has_encoder_outputs else {"input_ids": model.get_encoder()}
+    stacks["decoder_input_ids"] = model.get_decoder()
+    for name, stack in stacks.items():
         if inputs.get(name) is not None:
-            check_ids(name, inputs[name], config.vocab_size)
+            check_ids(name, inputs[name], vocab_size_of(stack))
             if inputs[name].dim() != 2:
                 raise ValueError(f"{name} must be [B, T], got {list(inputs[name].shape)}.")
     source_names = ("encoder_outputs",) if has_encoder_outputs else ("input_ids", "inputs_embeds")
@@ -401,7 +422,8 @@ def check_inputs(config: Any, inputs: Mapping[str, Any]):
                 f"{name} must have the sizes {sizes} of {source_name}, got {found_sizes}."
             )
     # the output of an encoder already contains the positions
-    if mask is None or mask.dim() != 2 or has_encoder_outputs or config.position_encoding == "none":
+    has_positions = model.config.position_encoding != "none"
+    if mask is None or mask.dim() != 2 or has_encoder_outputs or not has_positions:
         return
     if bool(((mask[:, 0] == 0) & (mask != 0).any(dim=1)).any()):
         raise ValueError(
@@ -476,7 +498,7 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
         )
     if tokenizer is None:
         raise ValueError(f"tokenizer must be given: {model_name} reads token ids, got None.")
-    vocab_size = model.get_input_embeddings().num_embeddings
+    vocab_size = vocab_size_of(model)
     highest_id = max(tokenizer.get_vocab().values())
     if highest_id >= vocab_size:
         raise ValueError(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .changes_vanilla_transformer import evaluating
+from .checks_vanilla_transformer import vocab_size_of
 from .engine_vanilla_transformer import deviations
 
 # number of tokens of each source and of all targets
@@ -67,9 +68,13 @@ def batch_to_compare(
     source_length = min([max(source_lengths), *max_lengths])
     lengths = torch.tensor(source_lengths).clamp(max=source_length)[:, None]
     generator = torch.Generator().manual_seed(0)
-    shapes = (len(lengths), source_length), (len(lengths), min([TARGET_LENGTH, *max_lengths]))
+    target_length = min([TARGET_LENGTH, *max_lengths])
     source, target = (
-        torch.randint(config.vocab_size, shape, generator=generator) for shape in shapes
+        torch.randint(vocab_size_of(stack), (len(lengths), length), generator=generator)
+        for stack, length in (
+            (model.get_encoder(), source_length),
+            (model.get_decoder(), target_length),
+        )
     )
     mask = (torch.arange(source_length) < lengths).long()
     padding_id, end_ids = config.pad_token_id, config.eos_token_id

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .checks_vanilla_transformer import vocab_size_of
 from .cores_vanilla_transformer import shared_cores
 from .identity_vanilla_transformer import (
     attention_difference,
@@ -946,10 +947,11 @@ def probe(
             return f"the model has {longest} positions, too few for a probe of the engine"
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor(PROBE_LENGTHS).clamp(max=longest)
-    vocab_size = model.get_input_embeddings().num_embeddings
-    source = torch.randint(vocab_size, (len(lengths), longest), generator=generator)
+    # an edited model may have a vocabulary for each language
+    source_size, target_size = map(vocab_size_of, (model.get_encoder(), model.get_decoder()))
+    source = torch.randint(source_size, (len(lengths), longest), generator=generator)
     mask = (torch.arange(longest) < lengths[:, None]).long()
-    target = torch.randint(vocab_size, (len(lengths), 2, num_steps), generator=generator)
+    target = torch.randint(target_size, (len(lengths), 2, num_steps), generator=generator)
     # both beams of a sentence begin with the same token, as the prompt of a search
     target[:, 1, 0] = target[:, 0, 0]
     batch = [tensor.to(model.device) for tensor in (source, mask, target)]

@@ -51,6 +51,7 @@ from .checks_vanilla_transformer import (
     engine_precision,
     own_arguments,
     plain_numbers,
+    vocab_size_of,
 )
 from .cores_vanilla_transformer import shared_cores
 from .engine_vanilla_transformer import (
@@ -203,8 +204,9 @@ class SearchMixin(_Base):
         check_numbers(kwargs)
         config, model_inputs = self._resolve_settings(generation_config, kwargs)
         check_search_settings(config)
-        check_search_tokens(config, self.config.vocab_size)
-        check_inputs(self.config, model_inputs)
+        target_vocab_size = vocab_size_of(self.get_decoder())
+        check_search_tokens(config, target_vocab_size)
+        check_inputs(self, model_inputs)
         check_length(self.config, source_shape(model_inputs)[0], "source")
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
@@ -213,7 +215,7 @@ class SearchMixin(_Base):
         terms = None
         if required_tokens is not None and any(required_tokens):
             terms = required_tokens
-            check_terms(terms, config, num_sentences, self.config.vocab_size)
+            check_terms(terms, config, num_sentences, target_vocab_size)
             config.num_beams = kwargs["num_beams"] = (config.num_beams or 1) * num_banks(terms)
         mode = config.get_generation_mode(assistant_model)
         check_mode(mode, config, num_sentences, streamer is not None)
@@ -613,6 +615,46 @@ def decoder_cache(
     # memory are computed again
     self_attention_cache = DynamicCache(config=decoder.config) if cache is None else cache
     return EncoderDecoderCache(self_attention_cache, DynamicCache(config=decoder.config))
+
+
+def cached_length(cache: EncoderDecoderCache) -> int | Tensor:
+    """Return the number of target tokens in a cache.
+
+    Args:
+        cache: Cache; a changed layer may store nothing in it, so the first layer that does counts.
+    """
+    own_cache = cache.self_attention_cache
+    indices = (index for index, layer in enumerate(own_cache.layers) if layer.is_initialized)
+    return own_cache.get_seq_length(next(indices, 0))
+
+
+def layers_without_cache(decoder: PreTrainedModel, cache: Cache) -> list[int]:
+    """Return the indices of the layers that have stored no keys and values in a cache.
+
+    Args:
+        decoder: Decoder with `layers`.
+        cache: Cache of self-attention or of cross-attention, after a step.
+    """
+    stored = {index for index, layer in enumerate(cache.layers) if layer.is_initialized}
+    return [index for index in range(len(decoder.layers)) if index not in stored]
+
+
+def warn_of_layers_without_cache(decoder: PreTrainedModel, cache: EncoderDecoderCache):
+    """Warn if layers of a decoder have stored nothing in the cache of self-attention.
+
+    Args:
+        decoder: Decoder with `layers`.
+        cache: Cache after a step.
+    """
+    if torch.compiler.is_compiling():
+        return
+    if indices := layers_without_cache(decoder, cache.self_attention_cache):
+        warn_once(
+            "%s: the layers %s store nothing in the cache. If they read earlier tokens, a search "
+            "with a cache is wrong: then set use_cache=False.",
+            type(decoder).__name__,
+            str(indices),
+        )
 
 
 @dataclass(eq=False)

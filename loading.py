@@ -37,7 +37,12 @@ from transformers.models.auto.tokenization_auto import (
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 
-from .checks_vanilla_transformer import check_numbers, check_search_tokens, check_tokenizer
+from .checks_vanilla_transformer import (
+    check_numbers,
+    check_search_tokens,
+    check_tokenizer,
+    vocab_size_of,
+)
 from .console import TRUST, add_file_to_errors, refuse_code, sentence_of
 from .records import (
     TEXT,
@@ -484,7 +489,7 @@ def load_whole(
         check_fit(model, weights, str(source))
     with add_file_to_errors(Path(source, GENERATION_CONFIG_NAME)):
         check_numbers(vars(model.generation_config))
-        check_search_tokens(model.generation_config, model.get_input_embeddings().num_embeddings)
+        check_search_tokens(model.generation_config, vocab_size_of(model.get_decoder()))
     return model
 
 

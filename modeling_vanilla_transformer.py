@@ -57,9 +57,16 @@ from .checks_vanilla_transformer import (
     check_arguments,
     check_ids,
     check_length,
+    vocab_size_of,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .generation_vanilla_transformer import CACHE_NAME, SearchMixin, decoder_cache
+from .generation_vanilla_transformer import (
+    CACHE_NAME,
+    SearchMixin,
+    cached_length,
+    decoder_cache,
+    warn_of_layers_without_cache,
+)
 from .released_code_vanilla_transformer import warn_of_other_code
 
 # ---- 3.2.1 Scaled Dot-Product Attention ----
@@ -498,7 +505,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
                 inputs_embeds = self.embed_tokens(input_ids)
             except IndexError:
                 # torch's error names neither the id nor the vocabulary size: raise a better one
-                check_ids("token ids", input_ids, self.embed_tokens.num_embeddings)
+                check_ids("token ids", input_ids, vocab_size_of(self))
                 raise
         return inputs_embeds * math.sqrt(self.config.d_model)  # [B, T, d_model]
 
@@ -607,7 +614,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             raise ValueError("encoder_hidden_states must be given: every layer attends to them.")
         embedded = self._embed(input_ids, inputs_embeds)
         cache = decoder_cache(self, cache, past_key_values, use_cache and not self.training)
-        past_length = 0 if cache is None else cache.get_seq_length()
+        past_length = 0 if cache is None else cached_length(cache)
         own_cache = None if cache is None else cache.self_attention_cache
         # positional arguments, because transformers 5.24 renamed the last one
         mask = create_causal_mask(self.config, embedded, attention_mask, own_cache)
@@ -620,6 +627,8 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         x = self.dropout(self.positions(embedded, past_length))
         for layer in self.layers:
             x = layer(x, mask, encoder_hidden_states, memory_mask, cache=cache, **kwargs)
+        if cache is not None:
+            warn_of_layers_without_cache(self, cache)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.norm(x), **{CACHE_NAME: cache}
         )
@@ -818,9 +827,9 @@ class VanillaTransformerForConditionalGeneration(
         loss = None
         if labels is not None:
             try:
-                loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+                loss = self.loss_function(logits, labels, logits.shape[-1], **kwargs)
             except IndexError:
-                check_ids("labels", labels[labels != -100], self.config.vocab_size)
+                check_ids("labels", labels[labels != -100], logits.shape[-1])
                 raise
         others = {name: it for name, it in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)

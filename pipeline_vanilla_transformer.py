@@ -46,6 +46,7 @@ from .checks_vanilla_transformer import (
     engine_precision,
     is_whole,
     plain_numbers,
+    vocab_size_of,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .constraints_vanilla_transformer import (
@@ -420,7 +421,7 @@ class TranslationPipeline(Pipeline):
                 tokenizer.tgt_lang = tgt_lang
             ids = tokenizer(text_target=texts)["input_ids"]
         max_tokens = max_source_tokens(self.model.config)
-        vocab_size = len(self.model.get_output_embeddings().weight)
+        vocab_size = vocab_size_of(self.model.get_decoder())
         self._check_token_ids(texts, ids, max_tokens, "a translation", vocab_size)
         return ids
 
@@ -542,7 +543,7 @@ class TranslationPipeline(Pipeline):
         encoded = self._tokenize_sources(
             [self.prefix + text for text in input_], src_lang, tgt_lang, truncation_settings
         )
-        vocab_size = self.model.get_input_embeddings().num_embeddings
+        vocab_size = vocab_size_of(self.model)
         self._check_token_ids(input_, encoded["input_ids"], max_tokens, "a text", vocab_size)
         return encoded
 
@@ -934,7 +935,7 @@ class TranslationPipeline(Pipeline):
         num_beams = self._search_config(search_settings).num_beams
         # `generate` refuses a wrong number
         num_beams = num_beams if is_whole(num_beams) else 1
-        vocab_size = self.model.get_input_embeddings().num_embeddings
+        vocab_size = vocab_size_of(self.model.get_decoder())
         for (_, num_term_tokens, _), lengths in groups.items():
             num_hypotheses = max(num_beams * (1 + num_term_tokens), num_returned)
             most_texts = max(1, MOST_LOGITS_PER_STEP // (num_hypotheses * vocab_size))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .checks_vanilla_transformer import vocab_size_of
 from .ensemble_vanilla_transformer import mean_log_probs
 
 # maximum number of logits in memory at a time
@@ -43,7 +44,7 @@ def token_log_probabilities(
     if not max_target_length:
         return [[] for _ in targets]
     source_rows = torch.arange(len(targets), device=device) // (len(targets) // num_sources)
-    vocab_size = models[0].get_output_embeddings().weight.shape[0]
+    vocab_size = vocab_size_of(models[0].get_decoder())
     rows_per_part = max(1, MOST_LOGITS // (max_target_length * vocab_size))
     log_probs_of_targets: list[list[float]] = []
     for target_part, source_part in zip(

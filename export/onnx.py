@@ -28,7 +28,7 @@ from transformers import (
 from ..atomic_files import atomic_folder
 from ..comparison import SOURCE_LENGTHS, batch_to_compare, refuse_difference
 from ..engine_vanilla_transformer import without_bias
-from ..generation_vanilla_transformer import CACHE_NAME
+from ..generation_vanilla_transformer import CACHE_NAME, layers_without_cache
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import DIFFERS
 from .marian import marian_config, marian_generation_config
@@ -122,9 +122,10 @@ def trace_graphs(
         for layer in range(model.config.decoder_layers)
         for name in layer_cache_names
     ]
+    # before the tracer, which would hide the error of a changed layer
+    _, *cache = decoder(**inputs)
     programs[DECODER_FILE] = trace_module(decoder, inputs, ["logits", *present_names], axes)
 
-    _, *cache = decoder(**inputs)
     past_names = [name.replace("present", "past_key_values") for name in present_names]
     past_target_axes = {0: batch_size, 2: Dim("past")}
     past_source_axes = {0: batch_size, 2: source_length}
@@ -291,9 +292,21 @@ class DecoderGraph(nn.Module):
         Returns:
             Logits [B, T, V]; for each layer, keys [B, h, T, d_k] and values [B, h, T, d_v] of
             the target, then [B, h, S, d_k] and [B, h, S, d_v] of the source.
+
+        Raises:
+            ValueError: If a layer stores nothing in the cache.
         """
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         logits = self.logits(encoder_attention_mask, input_ids, encoder_hidden_states, cache)
+        for attention, attention_cache in (
+            ("self_attention", cache.self_attention_cache),
+            ("cross_attention", cache.cross_attention_cache),
+        ):
+            if indices := layers_without_cache(self.model.get_decoder(), attention_cache):
+                raise ValueError(
+                    "each layer of the decoder must store keys and values in the cache for an "
+                    f"export to ONNX, but the layers {indices} store none in {attention}."
+                )
         layer_caches = zip(
             cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True
         )

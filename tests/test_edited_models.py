@@ -5,14 +5,20 @@ import inspect
 import pytest
 import torch
 from conftest import SMALL
+from torch import nn
+from translation_toys import make_tokenizer
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
 )
+from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.checks_vanilla_transformer import RELEASED_ARGUMENTS
+from vanilla_transformer.comparison import batch_to_compare
+from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
+from vanilla_transformer.export.onnx import to_onnx
 
 WIDTH = SMALL["hidden_size"]
 SEARCHES = [
@@ -32,7 +38,7 @@ def edited(edit, kind=VanillaTransformerForConditionalGeneration, **fields):
             edit(self)
             self.post_init()
 
-    config = VanillaTransformerConfig(**SMALL, output_bias=True, **fields)
+    config = VanillaTransformerConfig(**{**SMALL, "output_bias": True, **fields})
     model = Edited(config).eval()
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
@@ -203,3 +209,100 @@ def test_the_gradient_of_an_argument_passes_checkpoints(source):
     labels = source["input_ids"]
     model(**source, labels=labels, speaker_ids=torch.ones(4)).loss.backward()
     assert model.model.encoder.layers[0].feed_forward.fc1.weight.grad.abs().max() > 0
+
+
+class FeedForwardLayer(modeling.DecoderLayer):
+    def forward(self, x, mask, memory, memory_mask, cache=None, **kwargs):
+        return self.add_and_norm(x, self.feed_forward, self.feed_forward_norm)
+
+
+class ForgetfulLayer(modeling.DecoderLayer):
+    def forward(self, x, mask, memory, memory_mask, cache=None, **kwargs):
+        return super().forward(x, mask, memory, memory_mask, **kwargs)
+
+
+@pytest.fixture
+def warnings_of_search(monkeypatch):
+    generation.warn_once.cache_clear()
+    told = []
+    monkeypatch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
+    return told
+
+
+@pytest.mark.parametrize("kind", [FeedForwardLayer, ForgetfulLayer])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_layer_that_stores_nothing_is_named(kind, index, source, warnings_of_search):
+    def replace(model):
+        model.model.decoder.layers[index] = kind(model.config, index)
+
+    model = edited(replace)
+    searches = {**source, "num_beams": 3, "length_penalty_alpha": 0.6, "max_new_tokens": 6}
+    model.generate(**searches, engine="off", use_cache=False)
+    assert not warnings_of_search
+    found = model.generate(**searches, engine="off")
+    (told,) = warnings_of_search
+    assert told.startswith(f"VanillaTransformerDecoder: the layers [{index}] store nothing")
+    if kind is FeedForwardLayer:
+        # this layer reads no earlier token
+        assert found.equal(model.generate(**searches, engine="off", use_cache=False))
+
+
+def test_a_layer_without_a_cache_is_not_exported_to_onnx(tmp_path):
+    def replace(model):
+        model.model.decoder.layers[1] = ForgetfulLayer(model.config, 1)
+
+    tokenizer = make_tokenizer()
+    model = edited(replace, vocab_size=len(tokenizer))
+    with pytest.raises(ValueError, match=r"the layers \[1\] store none in self_attention"):
+        to_onnx(model, tokenizer, tmp_path / "onnx")
+
+
+def separate_vocabularies(source_size, target_size):
+    def replace(model):
+        model.model.encoder.embed_tokens = nn.Embedding(source_size, WIDTH)
+        model.model.decoder.embed_tokens = nn.Embedding(target_size, WIDTH)
+        model.lm_head = nn.Linear(WIDTH, target_size)
+
+    return replace
+
+
+@pytest.mark.parametrize("sizes", [(31, 23), (15, 23), (23, 31), (23, 15), (31, 15)])
+def test_source_and_target_may_have_a_vocabulary_each(sizes):
+    source_size, target_size = sizes
+    kind = VanillaTransformerForConditionalGeneration
+    changed = edited(separate_vocabularies(*sizes), tie_word_embeddings=False)
+    # the classes of this model are the released ones, so the engine searches
+    released = kind(changed.config).eval()
+    separate_vocabularies(*sizes)(released)
+    released.load_state_dict(changed.state_dict())
+    source = torch.arange(3, source_size)[None]
+    labels = torch.arange(3, target_size)[None]
+    prompt = torch.tensor([[1, target_size - 1]])
+    for model in (changed, released):
+        for search in SEARCHES:
+            arguments = {**search, "max_new_tokens": 5, "decoder_input_ids": prompt}
+            modules = model.generate(source, **arguments, engine="off")
+            assert model.generate(source, **arguments).equal(modules)
+        logits = model(source, labels=labels).logits
+        assert logits.shape == (1, target_size - 3, target_size)
+        loss = model(source, labels=labels).loss
+        torch.testing.assert_close(loss, nn.functional.cross_entropy(logits[0], labels[0]))
+        for inputs, message in (
+            ({"input_ids": source + 1}, rf"input_ids .* {source_size}, got {source_size}"),
+            ({"decoder_input_ids": prompt + 1}, rf"{target_size}, got {target_size}"),
+            ({"forced_bos_token_id": target_size}, rf"{target_size}, got {target_size}"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                model.generate(**{"input_ids": source, **inputs})
+        with pytest.raises(ValueError, match=rf"labels .* {target_size}, got {target_size}"):
+            model(source, labels=labels + 1)
+    assert reason_against_engine(released) is None
+
+
+def test_separate_vocabularies_are_exported_to_onnx(tmp_path):
+    tokenizer = make_tokenizer()
+    sizes = len(tokenizer), 15
+    changed = edited(separate_vocabularies(*sizes), tie_word_embeddings=False)
+    to_onnx(changed, tokenizer, tmp_path)
+    batch = batch_to_compare(changed)
+    assert batch.source.max() > batch.target.max()
