@@ -4,6 +4,7 @@ import logging
 from itertools import islice
 from pathlib import Path
 
+from tokenizers.models import BPE, Unigram, WordPiece
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -11,7 +12,7 @@ from ..atomic_files import atomic_folder, finish_all, write_atomically
 from ..loading import TOKENIZER_WITHOUT_CODE, check_local, read_tokenizer
 from ..records import read_text
 from ..tokenization.learning import learn_vocabulary, tokenizer_hash
-from ..tokenization.sentence_pieces import read_sentence_pieces
+from ..tokenization.sentence_pieces import SPACE, read_sentence_pieces
 from .config import TrainConfig
 from .data.prepare import Texts, load_texts, vocabulary_texts
 from .recipe import RECIPE_FILE, recipe_text, save_config
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # sentences to test a given tokenizer on, and the largest share of unknown tokens in them
 SAMPLED_SENTENCES, MOST_UNKNOWN = 1000, 0.5
+# text that hardly any vocabulary has: the cuneiform sign A
+RARE_TEXT = "\U00012000"
 # file beside a learned vocabulary, with the SHA-256 of each corpus that it was learned from
 TEXT_FILE = "text_sha256.txt"
 
@@ -89,27 +92,68 @@ def refuse_unknown_text(
 ) -> None:
     """Refuse a tokenizer with too many unknown tokens in the text of a language.
 
+    A tokenizer that loses text, because a part of it is missing, gets a warning.
+
     Args:
         tokenizer: Tokenizer that was given for the run.
         config: Settings of the run.
         texts: Text of the run.
 
     Raises:
-        ValueError: If more than `MOST_UNKNOWN` of the tokens are unknown.
+        ValueError: If more than `MOST_UNKNOWN` of the tokens are unknown, or the tokenizer fails
+            for unknown text.
     """
-    if tokenizer.unk_token_id is None:
-        return
+    _check_model(tokenizer, config.tokenizer)
+    # a file of the library tokenizers names this token in its model only
+    unknown_token = tokenizer.unk_token or getattr(
+        tokenizer.backend_tokenizer.model, "unk_token", None
+    )
+    unknown_id = tokenizer.get_vocab().get(unknown_token)
     for language in (config.source_lang, config.target_lang):
         sample = list(islice(vocabulary_texts(texts, [language], config.seed), SAMPLED_SENTENCES))
         # tokens without the end token of each sentence
         tokens = [token for ids in tokenizer(sample).input_ids for token in ids[:-1]]
-        num_unknown = tokens.count(tokenizer.unk_token_id)
-        if num_unknown > MOST_UNKNOWN * len(tokens):
-            raise ValueError(
-                f"tokenizer {config.tokenizer!r} must know the text in {language!r}, but "
+        num_unknown = tokens.count(unknown_id)
+        # a tokenizer without a token for unknown text leaves such text out
+        if num_unknown > MOST_UNKNOWN * len(tokens) or not tokens:
+            found = (
                 f"{num_unknown:,} of the {len(tokens):,} tokens of {len(sample):,} sentences are "
-                f"{tokenizer.unk_token!r}."
             )
+            found += repr(unknown_token)
+            if not tokens:
+                found = (
+                    f"{num_unknown:,} of the {len(tokens):,} tokens of {len(sample):,} sentences are "
+                    f"{unknown_token!r}"
+                )
+            if not tokens:
+                found = f"it gives no tokens for {len(sample):,} sentences"
+            raise ValueError(
+                f"tokenizer {config.tokenizer!r} must know the text in {language!r}, but {found}."
+            )
+
+
+def _check_model(tokenizer: PreTrainedTokenizerBase, source: str | None):
+    """Refuse a tokenizer that fails for unknown text, and warn about one that loses text."""
+    backend = tokenizer.backend_tokenizer
+    try:
+        tokens = backend.encode(RARE_TEXT, add_special_tokens=False).tokens
+    # the tokenizers library raises a bare Exception
+    except Exception as error:
+        raise ValueError(
+            f"tokenizer {source!r} must have a token for unknown text, got: {error}."
+        ) from error
+    if not "".join(tokens).strip(SPACE):
+        logger.warning(
+            "tokenizer %s has no token for unknown text, so it leaves out each character that is "
+            "not in its vocabulary.",
+            source,
+        )
+    if backend.decoder is None and isinstance(backend.model, BPE | Unigram | WordPiece):
+        logger.warning(
+            "tokenizer %s has no decoder, so its translations have a space between all tokens, "
+            "also inside of words. Set the decoder of the tokenizer, and save it again.",
+            source,
+        )
 
 
 def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, tokenizer_folder: Path):
@@ -205,6 +249,9 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
             raise ValueError(
                 f"{rule}, got the file {source!r}: name it tokenizer.json, and give its folder."
             )
+        # such as the merges of subword-nmt, whose folder cannot be read either
+        if path.suffix != ".json" and path.is_file():
+            raise ValueError(f"{rule}, got the file {source!r}, which no tokenizer is read from.")
         check_local(source, rule)
         tokenizer = read_tokenizer(source, remedy=TOKENIZER_WITHOUT_CODE)
     if not tokenizer.is_fast:

@@ -3,12 +3,12 @@
 import pytest
 import train_toys
 from library_models import make_pieces
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from vanilla_transformer.train.data.prepare import load_texts
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.vocabulary import load_tokenizer
+from vanilla_transformer.train.vocabulary import load_tokenizer, refuse_unknown_text
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", *train_toys.WORDS]
 
@@ -82,3 +82,65 @@ def test_a_sentencepiece_model_that_is_not_there_is_refused():
         ValueError, match=r"tokenizer must be a file that exists, got 'my/x\.model'"
     ):
         load_tokenizer("my/x.model")
+
+
+def save_words(folder, model):
+    """Save a tokenizer as the library tokenizers does: without the names of special tokens."""
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder.mkdir()
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path):
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    return train_toys.toy_config(corpus, tmp_path / "run", tokenizer=str(tmp_path / "given"))
+
+
+@pytest.mark.parametrize("kind", [models.WordLevel, models.WordPiece])
+def test_a_tokenizer_that_fails_for_unknown_text_is_refused(kind, config, tmp_path):
+    save_words(tmp_path / "given", kind({"cat": 0, "dog": 1}, unk_token="[UNK]"))
+    with pytest.raises(ValueError, match=r"given' must have a token for unknown text, got: Word"):
+        train(config)
+
+
+def test_a_tokenizer_that_loses_text_says_so(config, tmp_path, caplog):
+    letters = {letter: number for number, letter in enumerate(sorted(set("".join(WORDS))))}
+    texts = load_texts(config)
+    for name, decoder, settings in (
+        ("both", None, {}),
+        ("decoder", decoders.BPEDecoder(), {}),
+        ("unknown", None, {"unk_token": "c"}),
+        ("neither", decoders.BPEDecoder(), {"unk_token": "c"}),
+    ):
+        caplog.clear()
+        folder = save_words(tmp_path / name, models.BPE(letters, [], **settings))
+        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        if decoder is not None:
+            backend.decoder = decoder
+        backend.save(str(folder / "tokenizer.json"))
+        refuse_unknown_text(load_tokenizer(str(folder)), config, texts)
+        assert ("leaves out each character" in caplog.text) == (name in ("both", "decoder"))
+        assert ("has no decoder" in caplog.text) == (name in ("both", "unknown"))
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (models.WordLevel({"[UNK]": 0, "ж": 1}, unk_token="[UNK]"), r"sentences are '\[UNK\]'"),
+        (models.BPE({"ж": 0}, []), "it gives no tokens for .* sentences"),
+    ],
+    ids=["unknown tokens", "no tokens"],
+)
+def test_a_tokenizer_that_knows_nothing_of_the_text_is_refused(model, found, config, tmp_path):
+    save_words(tmp_path / "given", model)
+    with pytest.raises(ValueError, match=rf"given' must know the text in 'en', but .*{found}"):
+        train(config)
+
+
+def test_a_file_that_is_no_tokenizer_is_refused_without_the_advice_to_give_its_folder(tmp_path):
+    (tmp_path / "codes.bpe").write_text("#version: 0.2\nt h\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"codes\.bpe', which no tokenizer is read from\.$"):
+        load_tokenizer(str(tmp_path / "codes.bpe"))
