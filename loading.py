@@ -266,15 +266,20 @@ def _model_class_of(
         # so that `save_pretrained` copies the file of the class too
         model_class.register_for_auto_class(AUTO_CLASS)
         return model_class
-    if model_type is None and not auto_map and Path(run).is_dir():
+    if model_type is None and not auto_map:
         raise ValueError(
             f"{RUN_RULE}, got {str(run)!r}, whose {CONFIG_NAME} names no model_type. A model that "
             "was exported to another engine, such as CTranslate2, runs only there."
         )
     if model_type in CONFIG_MAPPING:
         config_class = CONFIG_MAPPING[model_type]
+    elif "AutoConfig" not in auto_map:
+        raise ValueError(
+            f"{RUN_RULE}, got {str(run)!r}, whose model_type {model_type!r} is not in transformers "
+            f"{transformers.__version__}."
+        )
     else:
-        if "AutoConfig" in auto_map and not trust_remote_code:
+        if not trust_remote_code:
             refuse_code(Path(run, CONFIG_NAME), _describe_code(auto_map["AutoConfig"]))
         config_class = type(AutoConfig.from_pretrained(run, trust_remote_code=trust_remote_code))
     if issubclass(config_class, VanillaTransformerConfig):
@@ -320,6 +325,9 @@ def read_config(source: str | Path) -> dict[str, Any]:
         ValueError: If the content does not match `CONFIG_SCHEMA`.
     """
     path = cached_file(str(source), CONFIG_NAME)
+    # transformers raises no error if this file is missing
+    if path is None:
+        raise OSError(f"{source} has no {CONFIG_NAME}.")
     return read_json(Path(path), CONFIG_SCHEMA)
 
 

@@ -7,15 +7,21 @@ from transformers import (
     FSMTForConditionalGeneration,
     M2M100ForConditionalGeneration,
     MarianMTModel,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import CONFIG_NAME
 
 from ..atomic_files import atomic_folder
 from ..checks_vanilla_transformer import check_tokenizer
 from ..console import parse_flags, require_empty_folder
-from ..loading import TOKENIZER_WITHOUT_CODE, check_local, load_whole, read_tokenizer
+from ..loading import (
+    TOKENIZER_WITHOUT_CODE,
+    check_local,
+    load_whole,
+    read_config,
+    read_tokenizer,
+)
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .fairseq import fairseq_tokenizer, from_fairseq
 from .fsmt import from_fsmt
@@ -83,11 +89,16 @@ def _from_library(kind: str, source: str) -> Converted:
     model_class, convert = TRANSFORMERS_KINDS[kind]
     check_local(source, "SOURCE must be a folder or a Hub name")
     try:
-        model_type = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
-    except (OSError, ValueError) as error:
+        model_type = read_config(source).get("model_type")
+    except OSError as error:
         raise ValueError(
             f"SOURCE must be a model of transformers' {kind}, got {source}: {error}"
         ) from error
+    if model_type is None:
+        raise ValueError(
+            f"SOURCE must be of the kind {kind}, got {source}, whose {CONFIG_NAME} names no "
+            "model_type."
+        )
     if model_type != kind:
         advice = (
             f"Use the kind {model_type}."

@@ -434,6 +434,7 @@ def test_an_invalid_name_is_refused_before_any_request(run_folder, repo_id):
         ("another model", "run must be a vanilla_transformer, got a marian"),
         ("a model of an engine", "run must be .*run', whose config.json names no model_type"),
         ("a broken tokenizer", "tokenizer '.*run' cannot be loaded"),
+        ({"model_type": "nosuch"}, "run must .*, whose model_type 'nosuch' is not in transformers"),
         ({"encoder_layers": 9}, "must be complete, but model.encoder.layers"),
         (
             {"encoder_layers": 1},
@@ -473,6 +474,26 @@ def test_a_run_that_cannot_be_read_is_refused(run_folder, tmp_path, damage, mess
     with pytest.raises(ValueError, match=message):
         export_for_hub(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [(None, "user/incomplete.*: user/incomplete has no config.json"), ("{}", "names no model_typ")],
+)
+def test_a_repository_without_a_configuration_is_refused(config, message, tmp_path, monkeypatch):
+    folder = tmp_path / "incomplete"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    if config is not None:
+        (folder / "config.json").write_text(config, encoding="utf-8")
+    with running_hub() as hub:
+        hub.add_folder("user/incomplete", folder)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        file_url = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", file_url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        with pytest.raises(ValueError, match=f"run must be a run folder.*{message}"):
+            vanilla_transformer.load("user/incomplete")
 
 
 def test_a_model_may_be_in_a_folder_called_checkpoints(run_folder, tmp_path):

@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -630,6 +631,24 @@ def test_search_settings_that_convert_replaces_are_printed(tmp_path, capsys):
     assert main(["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "The paper's search replaces max_length=30, num_beams=6."
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "must be a model of transformers' marian, got .*theirs has no config.json"),
+        ("{}", "must be of the kind marian, got .*, whose config.json names no model_type"),
+        ("[]", "config.json must be a mapping"),
+    ],
+)
+def test_a_library_model_needs_a_configuration(content, message, tmp_path, capsys):
+    folder = tmp_path / "theirs"
+    marian().save_pretrained(folder)
+    (folder / "config.json").unlink()
+    if content is not None:
+        (folder / "config.json").write_text(content, encoding="utf-8")
+    assert main(["convert", "marian", str(folder), str(tmp_path / "out")]) == 1
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_a_library_model_of_another_kind_or_with_other_weights_is_named(tmp_path, capsys):
