@@ -610,6 +610,10 @@ class TranslationPipeline(Pipeline):
             )
         return {name: encoded[name] for name in ("input_ids", "forced_bos_token_id")}
 
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy makes these objects again, because some of them cannot be pickled
+        return {**vars(self), "_made_of": {}}
+
     def _made(self, name: str, make: Callable[..., Any], *objects: Any) -> Any:
         """Return what `make` returns for some objects; call it only if they are other objects."""
         made = self._made_of.get(name)

@@ -1,5 +1,7 @@
 """The translation pipeline with models of the library: languages, prefixes, form of the results."""
 
+import pickle
+
 import library_models
 import numpy as np
 import pytest
@@ -247,6 +249,15 @@ def test_each_side_has_the_vocabulary_of_its_own(maker, pieces, tmp_path):
     (cut,) = translate(TEXTS[0], return_tensors=True, stop_sequence=word, num_beams=1)
     whole_ids = whole["translation_token_ids"].tolist()
     assert cut["translation_token_ids"].tolist() == whole_ids[: whole_ids.index(ids[0]) + 1]
+
+
+def test_a_pipeline_goes_to_another_process_after_its_use(pieces, tmp_path):
+    model, tokenizer = make(make_marian_of_two, pieces, tmp_path)
+    translate = TranslationPipeline(model, tokenizer, **SEARCH)
+    settings = {"forbidden_terms": ["house"], "target_prefix": "the", "return_scores": True}
+    expected = translate(TEXTS, **settings)
+    copied = pickle.loads(pickle.dumps(translate))
+    assert copied(TEXTS, **settings) == expected == translate(TEXTS, **settings)
 
 
 def test_the_library_gets_plain_numbers(pieces, tmp_path):
