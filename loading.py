@@ -116,6 +116,18 @@ TOKENIZER_WITHOUT_CODE = (
 HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 # seconds to wait until the Hub answers whether it has a model
 HUB_TIMEOUT = 10
+# settings of `from_pretrained` that `load` does not have; a pipeline ignores a dtype
+LIBRARY_SETTINGS = (
+    "attn_implementation",
+    "cache_dir",
+    "device_map",
+    "dtype",
+    "quantization_config",
+    "revision",
+    "subfolder",
+    "token",
+    "torch_dtype",
+)
 # start of the errors about a run
 RUN_RULE = "run must be a run folder, a model folder or a Hub name"
 
@@ -147,9 +159,15 @@ def load(
         Pipeline with the model in evaluation mode.
 
     Raises:
-        ValueError: If the model cannot be loaded or cannot translate, or the tokenizer does not
-            belong to the model.
+        ValueError: If the model cannot be loaded or cannot translate, the tokenizer does not belong
+            to the model, or a setting is one of `from_pretrained`.
     """
+    for setting in LIBRARY_SETTINGS:
+        if setting in settings:
+            raise ValueError(
+                f"load does not take {setting}: give it to from_pretrained of the model, and pass "
+                "model and tokenizer to a TranslationPipeline."
+            )
     model, tokenizer = load_run(name, trust_remote_code, of_library=True)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -48,6 +48,13 @@ def test_a_folder_is_loaded_and_translates_as_by_hand(kind, folders):
     assert not any(module.training for module in translator.model.modules())
 
 
+@pytest.mark.parametrize("setting", [{"revision": "v1"}, {"dtype": torch.bfloat16}])
+def test_settings_of_from_pretrained_are_refused(setting, folders):
+    (name,) = setting
+    with pytest.raises(ValueError, match=f"load does not take {name}: give it to from_pretrained"):
+        vanilla_transformer.load(folders["marian"][0], device="cpu", **setting)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_command_translates_with_a_folder(kind, folders, tmp_path, capsys):
     folder, expected = folders[kind]
