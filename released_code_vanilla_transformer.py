@@ -448,7 +448,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "VanillaTransformerEncoder": "45f39afa6b4be78e",
         "VanillaTransformerForConditionalGeneration": "bb664e637a198d0f",
         "VanillaTransformerModel": "45c5b9d4fc885125",
-        "VanillaTransformerPreTrainedModel": "f4d51c0e8f1a588a",
+        "VanillaTransformerPreTrainedModel": "11cf823f940956dc",
         "arguments_of_stack": "faef99ac16f81599",
         "cached_length": "6b2355d9afd762a1",
         "can_return_tuple": "09ccf8253a8fa0ae",

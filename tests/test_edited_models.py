@@ -6,9 +6,10 @@ import pytest
 import torch
 from conftest import SMALL
 from torch import nn
-from translation_toys import make_tokenizer
+from translation_toys import TEXTS, make_tokenizer
 
 from vanilla_transformer import (
+    TranslationPipeline,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
@@ -306,3 +307,47 @@ def test_separate_vocabularies_are_exported_to_onnx(tmp_path):
     to_onnx(changed, tokenizer, tmp_path)
     batch = batch_to_compare(changed)
     assert batch.source.max() > batch.target.max()
+
+
+class FactorizedEmbedding(nn.Module):
+    """Embedding without a `weight`."""
+
+    def __init__(self, num_tokens):
+        super().__init__()
+        self.table = nn.Embedding(num_tokens, 4)
+        self.projection = nn.Linear(4, WIDTH, bias=False)
+
+    def forward(self, ids):
+        return self.projection(self.table(ids))
+
+
+def factorize_embeddings(model):
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.embed_tokens = FactorizedEmbedding(model.config.vocab_size)
+
+
+def test_an_embedding_may_be_of_any_class(tmp_path):
+    tokenizer = make_tokenizer()
+    model = edited(factorize_embeddings, vocab_size=len(tokenizer), tie_word_embeddings=False)
+    translator = TranslationPipeline(model, tokenizer, device="cpu")
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    expected = model.generate(**inputs, num_beams=2, max_new_tokens=5)
+    found = translator(TEXTS, num_beams=2, max_new_tokens=5, return_tensors=True)
+    for row, entry in zip(expected, found, strict=True):
+        tokens = entry["translation_token_ids"].tolist()
+        assert row.tolist()[: len(tokens)] == tokens
+    inputs["input_ids"][0, 0] = len(tokenizer)
+    message = f"below the vocabulary size {len(tokenizer)}, got {len(tokenizer)}"
+    for call in (model.generate, lambda **inputs: model(**inputs, labels=inputs["input_ids"])):
+        with pytest.raises(ValueError, match=message):
+            call(**inputs)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.generate(**tokenizer(TEXTS, return_tensors="pt", padding=True)).equal(
+        model.generate(**tokenizer(TEXTS, return_tensors="pt", padding=True))
+    )
+
+
+def test_an_embedding_without_a_weight_cannot_be_tied():
+    with pytest.raises(ValueError, match=r"encoder.embed_tokens.weight.*tie_word_embeddings=False"):
+        edited(factorize_embeddings)

@@ -267,7 +267,9 @@ def make_model(config: "TrainConfig", model_config: PreTrainedConfig) -> PreTrai
     model = model_class_of(config, Path(config.output_dir or "."))(model_config)
     vocab_size = model_config.vocab_size
     for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
-        if len(embedding.weight) != vocab_size:
+        # an embedding of the user's own class may have no weight, or a weight of another shape
+        is_table = isinstance(embedding, nn.Embedding | nn.Linear)
+        if is_table and len(embedding.weight) != vocab_size:
             raise ValueError(
                 f"{type(model).__name__} must have embeddings for vocab_size={vocab_size} tokens, "
                 f"got {len(embedding.weight)}: set the field of {type(model_config).__name__} that "

@@ -274,6 +274,43 @@ def test_a_run_resumes_with_the_file_in_its_folder(
         train(train_toys.toy_config(corpus, folder, max_steps=14), resume=True)
 
 
+FACTORIZED = """
+from torch import nn
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+
+class Embedding(nn.Module):
+    def __init__(self, num_tokens, width):
+        super().__init__()
+        self.table = nn.Embedding(num_tokens, 3)
+        self.projection = nn.Linear(3, width, bias=False)
+
+    def forward(self, ids):
+        return self.projection(self.table(ids))
+
+
+class Factorized(VanillaTransformerForConditionalGeneration):
+    def __init__(self, config):
+        super().__init__(config)
+        for stack in (self.model.encoder, self.model.decoder):
+            stack.embed_tokens = Embedding(config.vocab_size, config.d_model)
+        self.post_init()
+"""
+
+
+def test_a_class_with_embeddings_of_its_own_is_trained(corpus, tmp_path, forgotten):
+    file = tmp_path / "factorized.py"
+    file.write_text(FACTORIZED)
+    config = train_toys.toy_config(
+        corpus, tmp_path / "run", max_steps=3, model_class=f"{file}:Factorized"
+    )
+    config.model["tie_word_embeddings"] = False
+    assert train(config)
+    weights = train_toys.weights(tmp_path / "run")
+    assert weights["model.encoder.embed_tokens.table.weight"].shape[1] == 3
+
+
 def test_two_processes_train_it_as_one_does(settings, tmp_path):
     # each process counts its own calls
     still = tmp_path / "gated_still.py"
