@@ -3,7 +3,6 @@
 import functools
 import glob
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,8 @@ from datasets.packaged_modules.text.text import Text
 from ...configuration_vanilla_transformer import closest_name
 from ...console import LONGEST_VALUE, shortened
 from ...loading import check_local
-from ...records import read_text
+from ...records import TEXT, list_of, mapping
+from ...records import read_json as read_checked_json
 from . import tables, text_files, translation_memories
 from .cache import ensure_cached_file, refuse_unwritable_cache
 from .json_records import is_json, read_json
@@ -53,6 +53,9 @@ RECORD_FILE = re.compile(rf"\.({'|'.join(RECORD_SUFFIXES)})(\.(gz|xz|bz2|zst))?$
 # suffixes of tables and translation memories, which this package reads itself
 PAIR_SUFFIXES = ("tsv", "csv", "tmx")
 PAIR_FILE = re.compile(rf"\.({'|'.join(PAIR_SUFFIXES)})(\.(gz|xz|bz2|zst))?$", re.IGNORECASE)
+# files that `save_to_disk` of `datasets` writes for several splits, and for one
+SAVED_SPLITS = mapping({"splits": list_of(TEXT, least=1)})
+SAVED_FILES = mapping({"_data_files": list_of(mapping({"filename": TEXT}), least=1)})
 # source files that determine the cached pairs, and are part of the cache key
 CODE_FILES = (
     __file__,
@@ -259,7 +262,9 @@ def _find_saved_files(folder: Path) -> dict[str, list[str]]:
     """
     split_folders = {"train": folder}
     if (folder / datasets.config.DATASETDICT_JSON_FILENAME).is_file():
-        splits = json.loads(read_text(folder / datasets.config.DATASETDICT_JSON_FILENAME))["splits"]
+        splits = read_checked_json(
+            folder / datasets.config.DATASETDICT_JSON_FILENAME, SAVED_SPLITS
+        )["splits"]
         split_folders = {split: folder / split for split in splits}
     elif not (
         (folder / datasets.config.DATASET_STATE_JSON_FILENAME).is_file()
@@ -269,8 +274,8 @@ def _find_saved_files(folder: Path) -> dict[str, list[str]]:
     return {
         split: [
             glob.escape(str((split_folder / file["filename"]).resolve()))
-            for file in json.loads(
-                read_text(split_folder / datasets.config.DATASET_STATE_JSON_FILENAME)
+            for file in read_checked_json(
+                split_folder / datasets.config.DATASET_STATE_JSON_FILENAME, SAVED_FILES
             )["_data_files"]
         ]
         for split, split_folder in split_folders.items()

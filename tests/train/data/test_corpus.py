@@ -655,3 +655,14 @@ def test_a_folder_that_datasets_has_saved_loads_without_its_cache_files(streamin
         splits = load_translations(str(tmp_path / name), None, "en", "de", streaming=streaming)
         assert {split: len(list(rows)) for split, rows in splits.items()} == lengths
         assert next(iter(splits["train"])) == {"translation": {"en": "a", "de": "b"}}
+
+
+@pytest.mark.parametrize("text", ["{}", "[", '{"_data_files": [5]}', '{"splits": "train"}'])
+def test_a_damaged_folder_of_datasets_is_refused_with_the_damaged_file(text, tmp_path):
+    rows = datasets.Dataset.from_list([{"en": "a", "de": "b"}])
+    rows.save_to_disk(tmp_path / "rows")
+    datasets.DatasetDict({"train": rows}).save_to_disk(tmp_path / "both")
+    for name, file in (("rows", "state.json"), ("both", "dataset_dict.json")):
+        (tmp_path / name / file).write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=rf"{name}/{file}\b.* must "):
+            load_translations(str(tmp_path / name), None, "en", "de")
