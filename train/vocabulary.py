@@ -118,15 +118,10 @@ def refuse_unknown_text(
         if num_unknown > MOST_UNKNOWN * len(tokens) or not tokens:
             found = (
                 f"{num_unknown:,} of the {len(tokens):,} tokens of {len(sample):,} sentences are "
+                f"{unknown_token!r}"
+                if tokens
+                else f"it gives no tokens for {len(sample):,} sentences"
             )
-            found += repr(unknown_token)
-            if not tokens:
-                found = (
-                    f"{num_unknown:,} of the {len(tokens):,} tokens of {len(sample):,} sentences are "
-                    f"{unknown_token!r}"
-                )
-            if not tokens:
-                found = f"it gives no tokens for {len(sample):,} sentences"
             raise ValueError(
                 f"tokenizer {config.tokenizer!r} must know the text in {language!r}, but {found}."
             )
@@ -144,13 +139,13 @@ def _check_model(tokenizer: PreTrainedTokenizerBase, source: str | None):
         ) from error
     if not "".join(tokens).strip(SPACE):
         logger.warning(
-            "tokenizer %s has no token for unknown text, so it leaves out each character that is "
+            "Tokenizer %s has no token for unknown text, so it leaves out each character that is "
             "not in its vocabulary.",
             source,
         )
     if backend.decoder is None and isinstance(backend.model, BPE | Unigram | WordPiece):
         logger.warning(
-            "tokenizer %s has no decoder, so its translations have a space between all tokens, "
+            "Tokenizer %s has no decoder, so its translations have a space between all tokens, "
             "also inside of words. Set the decoder of the tokenizer, and save it again.",
             source,
         )
