@@ -511,6 +511,18 @@ def test_markup_is_scored_with_a_warning(tmp_path, caplog):
     assert warning == f"The first line of {markup} has JSON or markup, and whole lines are scored."
 
 
+def test_lines_with_tabs_are_scored_with_a_warning(tmp_path, caplog):
+    table, lines = tmp_path / "pairs.tsv", tmp_path / "lines.txt"
+    table.write_text("ant\tbee\nbee\tant\n", encoding="utf-8")
+    lines.write_text("ant\nbee\n", encoding="utf-8")
+    read_files([table, lines])
+    (warning,) = caplog.messages
+    assert warning == (
+        f"the first line of {table} has a tab, and whole lines are scored; --dataset scores the "
+        "pairs of a table."
+    )
+
+
 def test_the_only_split_of_a_file_is_proposed(run, tmp_path, capsys):
     table = tmp_path / "pairs.tsv"
     table.write_text("en\tde\nant\tbee\n", encoding="utf-8")

@@ -42,6 +42,12 @@ def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
             logger.warning(
                 "The first line of %s has JSON or markup, and whole lines are scored.", path
             )
+        if "\t" in lines[0]:
+            logger.warning(
+                "the first line of %s has a tab, and whole lines are scored; --dataset scores the "
+                "pairs of a table.",
+                path,
+            )
         if len(lines) != len(texts[0]):
             raise ValueError(
                 f"{paths[0]} and {path} must have the same number of lines, got "
