@@ -2,13 +2,14 @@
 
 import json
 import math
+import warnings
 
 import equations
 import pytest
 import torch
 from library_models import KINDS, SENTENCES, search_by_hand
 from train_toys import pipe_of
-from translation_toys import TEXTS, make_model
+from translation_toys import TEXTS, make_model, make_tokenizer
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer import scores_vanilla_transformer as scores
@@ -101,6 +102,18 @@ def test_scores_of_models_of_the_library_are_those_of_its_search(name, pieces, t
         scored = zip(found, expected.sequences_scores.tolist(), strict=True)
         for one, score in scored:
             assert one["score"] == pytest.approx(score, abs=1e-4)
+
+
+def test_a_model_whose_layers_torch_quantized_has_scores():
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer).eval()
+    with warnings.catch_warnings(action="ignore"):
+        torch.ao.quantization.quantize_dynamic(
+            model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True
+        )
+    translate = TranslationPipeline(model, tokenizer, engine="off")
+    found = translate(TEXTS, return_scores=True, target_prefix="the")
+    assert all(result["log_probability"] < 0 for result in found)
 
 
 def test_an_empty_text_has_an_empty_translation_that_is_certain(translate):

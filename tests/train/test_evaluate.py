@@ -518,7 +518,7 @@ def test_lines_with_tabs_are_scored_with_a_warning(tmp_path, caplog):
     read_files([table, lines])
     (warning,) = caplog.messages
     assert warning == (
-        f"the first line of {table} has a tab, and whole lines are scored; --dataset scores the "
+        f"The first line of {table} has a tab, and whole lines are scored; --dataset scores the "
         "pairs of a table."
     )
 

@@ -44,7 +44,7 @@ def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
             )
         if "\t" in lines[0]:
             logger.warning(
-                "the first line of %s has a tab, and whole lines are scored; --dataset scores the "
+                "The first line of %s has a tab, and whole lines are scored; --dataset scores the "
                 "pairs of a table.",
                 path,
             )
