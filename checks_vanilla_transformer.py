@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -130,7 +130,8 @@ def own_arguments(model: nn.Module) -> set[str]:
         they accept any argument, as attentions do.
     """
     names = set()
-    layers = list(getattr(model, "layers", ()))
+    layers = getattr(model, "layers", ())
+    layers = list(layers) if isinstance(layers, Iterable) else []
     for module in (model, *itertools.chain.from_iterable(layer.modules() for layer in layers)):
         parameters = inspect.signature(module.forward).parameters.values()
         is_reached = module is model or module in layers
@@ -309,14 +310,18 @@ def vocab_size_of(model: Any) -> int:
         Number of rows of the embedding. If the embedding does not tell it, the larger number of
         the configuration and of the largest table in the embedding.
     """
-    embedding = getattr(model, "embed_tokens", None)
-    if embedding is None:
+    try:
         embedding = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        # a module of torch in place of a stack
+        embedding = model
     num_rows = getattr(embedding, "num_embeddings", None)
     if num_rows is not None:
         return num_rows
     tables = [module for module in embedding.modules() if isinstance(module, nn.Embedding)]
-    return max([model.config.vocab_size, *(table.num_embeddings for table in tables)])
+    vocab_size = getattr(getattr(model, "config", None), "vocab_size", 0)
+    # without any number, no id is too large
+    return max([vocab_size, *(table.num_embeddings for table in tables)]) or sys.maxsize
 
 
 def check_search_tokens(config: GenerationConfig, vocab_size: int):

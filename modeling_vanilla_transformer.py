@@ -48,7 +48,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -462,6 +462,14 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=gain * self.config.d_model**-0.5)
 
+    def post_init(self):
+        """Initialize the weights as transformers does, and find weights that parts share.
+
+        The encoder may be a model of transformers that took the place of the released one.
+        """
+        super().post_init()
+        self.all_tied_weights_keys |= self.get_expanded_tied_weights_keys(all_submodels=True)
+
     def tie_weights(self, *args: Any, **kwargs: Any):
         """Let weights share their memory as transformers does.
 
@@ -665,11 +673,17 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the source embedding, [V, d_model]; target and output use it too if tied."""
-        return self.encoder.embed_tokens
+        if not hasattr(self.encoder, "get_input_embeddings"):
+            # transformers expects this error from a model without token embeddings
+            raise NotImplementedError(
+                f"The encoder must have get_input_embeddings, but {type(self.encoder).__name__} "
+                "has none."
+            )
+        return self.encoder.get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Embedding):
         """Replace the source embedding, [V, d_model], and the target embedding if tied."""
-        self.encoder.embed_tokens = value
+        self.encoder.set_input_embeddings(value)
         # CODEPATH: an untied target embedding stays; the decoder's own method replaces it
         if self.config.tie_word_embeddings:
             self.decoder.embed_tokens = value
@@ -706,7 +720,13 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
                 inputs_embeds=inputs_embeds,
                 **arguments_of_stack(self.encoder, self.decoder, kwargs),
             )
-        elif not isinstance(encoder_outputs, BaseModelOutput):
+            # an encoder of transformers may return an output of another class
+            if not isinstance(encoder_outputs, ModelOutput):
+                raise ValueError(
+                    "the encoder must return an output of transformers, such as BaseModelOutput, "
+                    f"got {type(encoder_outputs).__name__}."
+                )
+        elif not isinstance(encoder_outputs, ModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
@@ -726,8 +746,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
             encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            encoder_hidden_states=encoder_outputs.get("hidden_states"),
+            encoder_attentions=encoder_outputs.get("attentions"),
         )
 
 

@@ -6,6 +6,15 @@ import pytest
 import torch
 from conftest import SMALL
 from torch import nn
+from transformers import (
+    BertConfig,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    T5Config,
+    T5EncoderModel,
+)
+from transformers.modeling_outputs import BaseModelOutput
 from translation_toys import TEXTS, make_tokenizer
 
 from vanilla_transformer import (
@@ -351,3 +360,79 @@ def test_an_embedding_may_be_of_any_class(tmp_path):
 def test_an_embedding_without_a_weight_cannot_be_tied():
     with pytest.raises(ValueError, match=r"encoder.embed_tokens.weight.*tie_word_embeddings=False"):
         edited(factorize_embeddings)
+
+
+class RecurrentEncoder(nn.Module):
+    """Encoder that is no model of transformers."""
+
+    def __init__(self, vocab_size, returned=BaseModelOutput):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, WIDTH)
+        self.layers = nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.returned = returned
+
+    def forward(self, input_ids=None, attention_mask=None, **kwargs):
+        return self.returned(self.layers(self.table(input_ids))[0])
+
+
+def small_encoder(kind, vocab_size):
+    sizes = {"vocab_size": vocab_size, "num_hidden_layers": 2, "num_attention_heads": 3}
+    t5_sizes = {"vocab_size": vocab_size, "d_model": WIDTH, "d_kv": 4, "d_ff": 20}
+    if kind == "BERT":
+        return BertModel(BertConfig(**sizes, hidden_size=WIDTH, intermediate_size=20), False)
+    if kind == "DistilBERT":
+        return DistilBertModel(DistilBertConfig(**sizes, hidden_size=WIDTH, hidden_dim=20))
+    if kind == "T5":
+        return T5EncoderModel(T5Config(**t5_sizes, num_layers=2, num_heads=3))
+    return RecurrentEncoder(vocab_size)
+
+
+@pytest.mark.parametrize("kind", ["BERT", "DistilBERT", "T5", "GRU"])
+def test_the_encoder_may_be_one_of_transformers_or_torch(kind, tmp_path):
+    tokenizer = make_tokenizer()
+
+    def replace(model):
+        model.model.encoder = small_encoder(kind, len(tokenizer))
+
+    model = edited(replace, vocab_size=len(tokenizer), tie_word_embeddings=False)
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    for search in SEARCHES:
+        found = model.generate(**inputs, **search, max_new_tokens=5)
+        outputs = model.get_encoder()(**inputs)
+        arguments = {**search, "attention_mask": inputs["attention_mask"], "max_new_tokens": 5}
+        assert found.equal(model.generate(**arguments, encoder_outputs=outputs))
+        assert found.equal(model.generate(**{**inputs, **arguments, "use_cache": False}))
+    translations = TranslationPipeline(model, tokenizer, device="cpu")(TEXTS, num_beams=2)
+    assert len(translations) == len(TEXTS)
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    assert all(weight.grad is not None for weight in model.model.encoder.parameters())
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.generate(**inputs, max_new_tokens=5).equal(
+        model.generate(**inputs, max_new_tokens=5)
+    )
+    wrong_id = {**inputs, "input_ids": inputs["input_ids"] + len(tokenizer)}
+    with pytest.raises(ValueError, match=f"below the vocabulary size {len(tokenizer)}, got"):
+        model.generate(**wrong_id)
+
+
+def test_an_encoder_that_returns_no_output_of_transformers_is_named(source):
+    def replace(model):
+        model.model.encoder = RecurrentEncoder(23, returned=lambda x: x)
+
+    model = edited(replace, tie_word_embeddings=False)
+    with pytest.raises(ValueError, match="such as BaseModelOutput, got Tensor"):
+        model(**source, labels=source["input_ids"])
+    with pytest.raises(NotImplementedError, match="but RecurrentEncoder has none"):
+        model.get_input_embeddings()
+
+
+def test_the_embeddings_of_another_encoder_are_resized(source):
+    def replace(model):
+        model.model.encoder = small_encoder("BERT", 23)
+
+    model = edited(replace, tie_word_embeddings=False)
+    before = model.generate(**source, max_new_tokens=5, suppress_tokens=[23, 24])
+    model.resize_token_embeddings(25)
+    assert model.model.encoder.embeddings.word_embeddings.num_embeddings == 25
+    assert before.equal(model.generate(**source, max_new_tokens=5, suppress_tokens=[23, 24]))

@@ -1,5 +1,6 @@
 """Training of the user's own model class: `--model_class FILE.py:CLASS`."""
 
+import contextlib
 import importlib.util
 import inspect
 import json
@@ -266,7 +267,11 @@ def make_model(config: "TrainConfig", model_config: PreTrainedConfig) -> PreTrai
     """
     model = model_class_of(config, Path(config.output_dir or "."))(model_config)
     vocab_size = model_config.vocab_size
-    for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
+    embeddings = [model.get_output_embeddings()]
+    # the user's encoder may have no embedding
+    with contextlib.suppress(NotImplementedError):
+        embeddings.append(model.get_input_embeddings())
+    for embedding in embeddings:
         # an embedding of the user's own class may have no weight, or a weight of another shape
         is_table = isinstance(embedding, nn.Embedding | nn.Linear)
         if is_table and len(embedding.weight) != vocab_size:

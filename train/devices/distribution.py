@@ -379,8 +379,8 @@ def prepare(
         # shard the tied embedding here: three modules share it, and accelerate handles only two
         fully_shard(
             [
-                model.get_encoder().embed_tokens,
-                model.get_decoder().embed_tokens,
+                model.get_encoder().get_input_embeddings(),
+                model.get_decoder().get_input_embeddings(),
                 model.get_output_embeddings(),
             ],
             reshard_after_forward=False,
