@@ -740,6 +740,8 @@ def _reason_against_engine(
         if len(head_counts) > 1:
             return f"the layers of the {stack} have different numbers of heads"
         for attention in attentions:
+            if attention.k_proj.out_features != attention.q_proj.out_features:
+                return f"an attention of the {stack} has other heads of keys than of queries"
             if attention.v_proj.out_features != max(head_counts) * attention.d_v:
                 return f"an attention of the {stack} has a d_v that does not fit its weights"
     device, dtype = model.device, model.dtype

@@ -29,6 +29,7 @@ from vanilla_transformer.checks_vanilla_transformer import RELEASED_ARGUMENTS
 from vanilla_transformer.comparison import batch_to_compare
 from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
 from vanilla_transformer.export.onnx import to_onnx
+from vanilla_transformer.export.transformersjs import to_transformersjs
 
 WIDTH = SMALL["hidden_size"]
 SEARCHES = [
@@ -436,3 +437,45 @@ def test_the_embeddings_of_another_encoder_are_resized(source):
     model.resize_token_embeddings(25)
     assert model.model.encoder.embeddings.word_embeddings.num_embeddings == 25
     assert before.equal(model.generate(**source, max_new_tokens=5, suppress_tokens=[23, 24]))
+
+
+class GroupedAttention(modeling.MultiHeadAttention):
+    """Attention with one head of keys and values for three heads of queries."""
+
+    def __init__(self, config, num_heads=6, layer_idx=None, is_causal=False):
+        super().__init__(config, num_heads, layer_idx, is_causal)
+        self.num_key_value_groups = 3
+        self.k_proj = nn.Linear(WIDTH, num_heads // 3 * self.d_k)
+        self.v_proj = nn.Linear(WIDTH, num_heads // 3 * self.d_v)
+
+
+def group_heads(model):
+    for layer in model.model.encoder.layers:
+        layer.self_attention = GroupedAttention(model.config)
+    for index, layer in enumerate(model.model.decoder.layers):
+        layer.self_attention = GroupedAttention(model.config, 6, index, is_causal=True)
+        layer.cross_attention = GroupedAttention(model.config, 6, index)
+
+
+SIX_HEADS = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
+
+
+def test_heads_may_share_keys_and_values(source):
+    model = edited(group_heads, **SIX_HEADS)
+    for search in SEARCHES:
+        found = model.generate(**source, **search, max_new_tokens=6)
+        assert found.equal(model.generate(**{**source, **search, "use_cache": False}, max_length=7))
+        static = {**search, "use_cache": True, "cache_implementation": "static"}
+        assert found.equal(model.generate(**source, **static, max_new_tokens=6))
+
+
+def test_heads_that_share_keys_are_refused_by_the_engine_and_transformers_js(source, tmp_path):
+    released = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**SMALL)).eval()
+    attention = released.model.decoder.layers[1].self_attention
+    attention.k_proj = nn.Linear(WIDTH, attention.d_k, bias=False)
+    found = released.generate(**source, num_beams=3, max_new_tokens=6)
+    assert found.equal(released.generate(**source, num_beams=3, max_new_tokens=6, use_cache=False))
+    with pytest.raises(ValueError, match="decoder has other heads of keys than of queries"):
+        released.generate(**source, engine="required")
+    with pytest.raises(ValueError, match=r"must have 3 heads of width 4 .* got 1 of width 4"):
+        to_transformersjs(released, make_tokenizer(), tmp_path / "js")
