@@ -7,7 +7,7 @@ from pathlib import Path
 
 import datasets
 
-from ...atomic_files import make_folder, to_disk, unfinished_path
+from ...atomic_files import free_space, is_disk_full, make_folder, to_disk, unfinished_path
 
 
 def ensure_cached_file(name: str, code_files: Sequence[str], write: Callable[[Path], None]) -> Path:
@@ -27,7 +27,7 @@ def ensure_cached_file(name: str, code_files: Sequence[str], write: Callable[[Pa
         Path of the file.
 
     Raises:
-        OSError: If the cache cannot be written; names it.
+        OSError: If the cache cannot be written, or its disk is full; names it.
     """
     code_version = hashlib.sha256(
         b"".join(Path(file).read_bytes() for file in code_files)
@@ -41,7 +41,8 @@ def ensure_cached_file(name: str, code_files: Sequence[str], write: Callable[[Pa
         refuse_unwritable_cache(folder)
         unfinished_file = unfinished_path(path)
         try:
-            write(unfinished_file)
+            with naming_full_cache():
+                write(unfinished_file)
             if unfinished_file.is_file():
                 to_disk(unfinished_file)
                 unfinished_file.replace(path)
@@ -65,6 +66,31 @@ def refuse_unwritable_cache(folder: Path) -> None:
         make_folder(folder)
         trial_file.touch()
         trial_file.unlink()
+
+
+@contextlib.contextmanager
+def naming_full_cache() -> Iterator[None]:
+    """Name the cache of `datasets` in the error of a full disk.
+
+    Raises:
+        OSError: If the disk is full. The error has no number, so that no caller takes the disk for
+            that of a run folder.
+    """
+    try:
+        yield
+    except Exception as error:
+        # `datasets` raises an error of its own
+        cause: BaseException | None = error
+        while isinstance(cause, Exception) and not is_disk_full(cause):
+            cause = cause.__cause__
+        if not isinstance(cause, Exception):
+            raise
+        cache = Path(datasets.config.HF_DATASETS_CACHE)
+        raise OSError(
+            f"the cache of datasets, {cache}, cannot be written with {free_space(cache)}: remove "
+            "files from its disk, or set the environment variable HF_HOME to a folder on another "
+            "disk."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from ...loading import check_local
 from ...records import TEXT, list_of, mapping
 from ...records import read_json as read_checked_json
 from . import tables, text_files, translation_memories
-from .cache import ensure_cached_file, refuse_unwritable_cache
+from .cache import ensure_cached_file, naming_full_cache, refuse_unwritable_cache
 from .json_records import is_json, read_json
 from .tables import Columns, column_names, join_text_columns, read_table
 from .text_files import COMPRESSIONS, count_lines, decode_line, lines_of, opened, read_lines
@@ -106,7 +106,7 @@ def load_translations(
     Raises:
         ValueError: If the dataset cannot be loaded, lacks a language, has several files for a
             split, or is an incomplete copy of WMT14.
-        OSError: If the cache of `datasets` cannot be written; names it.
+        OSError: If the cache of `datasets` cannot be written, or its disk is full; names it.
     """
     languages = (source_lang, target_lang)
     pair_files = _find_pair_files(dataset, languages)
@@ -135,9 +135,10 @@ def load_translations(
         }
     else:
         refuse_unloadable(dataset, source_lang, target_lang)
-        splits, json_languages = _load_with_datasets(
-            dataset, name, languages, revision, streaming, columns, repair
-        )
+        with naming_full_cache():
+            splits, json_languages = _load_with_datasets(
+                dataset, name, languages, revision, streaming, columns, repair
+            )
     splits = _rename_validation(dataset, splits)
     # "wmt14" is the former name of the same dataset, which the Hub redirects
     if dataset in (WMT14, "wmt14") and not is_local(dataset, source_lang, target_lang):

@@ -76,6 +76,40 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_setting(tmp_path, monk
         load_translations(str(path), None, "en", "de")
 
 
+# an error of the operating system for a file that grows too large is also one of a full disk
+FULL_DISK = """
+import resource, sys
+from vanilla_transformer.train.data.corpus import load_translations
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, -1))
+for path in sys.argv[1:]:
+    try:
+        load_translations(path, None, "en", "de")
+    except OSError as error:
+        print(error, error.errno)
+"""
+
+
+def test_a_full_disk_names_the_cache_for_every_kind_of_corpus(tmp_path):
+    rows = datasets.Dataset.from_list([{"en": f"cat {i}", "de": f"Katze {i}"} for i in range(5000)])
+    rows.to_csv(tmp_path / "pairs.csv")
+    rows.to_json(tmp_path / "pairs.jsonl")
+    rows.to_parquet(tmp_path / "pairs.parquet")
+    paths = [str(tmp_path / f"pairs.{suffix}") for suffix in ("csv", "jsonl", "parquet")]
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, *paths],
+        env={**os.environ, "HF_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sentences = done.stdout.splitlines()
+    assert len(sentences) == 3, done.stderr
+    for sentence in sentences:
+        assert sentence.startswith(f"the cache of datasets, {tmp_path}/home/datasets, cannot be ")
+        assert sentence.endswith("HF_HOME to a folder on another disk. None")
+
+
 def test_reading_a_file_does_not_invalidate_its_cache(tmp_path):
     train_toys.write_corpus(tmp_path, pairs=5)
     before = load_translations(str(tmp_path), None, "en", "de")["train"]
