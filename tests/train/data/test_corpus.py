@@ -98,7 +98,7 @@ def test_a_full_disk_names_the_cache_for_every_kind_of_corpus(tmp_path):
     paths = [str(tmp_path / f"pairs.{suffix}") for suffix in ("csv", "jsonl", "parquet")]
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, *paths],
-        env={**os.environ, "HF_HOME": str(tmp_path / "home")},
+        env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         check=True,
@@ -106,7 +106,7 @@ def test_a_full_disk_names_the_cache_for_every_kind_of_corpus(tmp_path):
     sentences = done.stdout.splitlines()
     assert len(sentences) == 3, done.stderr
     for sentence in sentences:
-        assert sentence.startswith(f"the cache of datasets, {tmp_path}/home/datasets, cannot be ")
+        assert sentence.startswith(f"the cache of datasets, {tmp_path}/cache, cannot be written")
         assert sentence.endswith("HF_HOME to a folder on another disk. None")
 
 
