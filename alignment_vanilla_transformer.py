@@ -49,21 +49,32 @@ def return_weights(model: PreTrainedModel) -> Callable[[], Any]:
     return partial(model.set_attn_implementation, implementation)
 
 
-def weights_of(output: Any, model: PreTrainedModel) -> tuple[Tensor, ...]:
-    """Return the encoder-decoder attention weights of a model output, [B, h, T, S] per layer.
+def weights_of(
+    output: Any, model: PreTrainedModel, name: str = "cross_attentions"
+) -> tuple[Tensor, ...]:
+    """Return the attention weights of a model output, [B, h, Q, K] per layer.
 
     Args:
         output: Output of the model with `output_attentions`.
         model: The model.
+        name: Field of the output, by default that of encoder-decoder attention.
 
     Raises:
-        ValueError: If the attention function returns no weights.
+        ValueError: If a layer returns no weights.
     """
-    weights = output.cross_attentions
-    if not weights or weights[0] is None:
-        name = model.config._attn_implementation
-        raise ValueError(f"the attention function {name!r} must return its weights, got None.")
-    return weights
+    weights = [each for each in output.get(name) or () if each is not None]
+    stack = model.get_encoder() if name.startswith("encoder") else model.get_decoder()
+    layers = getattr(stack, "layers", None)
+    num_layers = len(layers) if isinstance(layers, nn.ModuleList) else len(weights)
+    # the library leaves out layers without weights, so the index of a layer would be wrong
+    if not weights or len(weights) < num_layers:
+        found = f"those of {len(weights)} of {num_layers} layers" if weights else "None"
+        raise ValueError(
+            f"the attention function {model.config._attn_implementation!r} must return its "
+            f"weights, got {found} in {name}. A changed attention must return them too, and be a "
+            "subclass of the attention that it replaces."
+        )
+    return tuple(weights)
 
 
 @torch.no_grad()

@@ -152,7 +152,10 @@ def attention_weights(
 
     with changed(model, return_weights), evaluating(model):
         outputs = model(input_ids=source_ids, decoder_input_ids=inputs, output_attentions=True)
-        cross = weights_of(outputs, model)
+        encoder, decoder, cross = (
+            _stack_layers(weights_of(outputs, model, f"{name}_attentions"), name)
+            for name in ("encoder", "decoder", "cross")
+        )
     source_tokens, target_tokens = source_ids[0].tolist(), target_ids[0].tolist()
     return AttentionWeights(
         source=token_texts(tokenizer, source_tokens),
@@ -161,9 +164,9 @@ def attention_weights(
         source_words=words_of(tokenizer, source_tokens),
         target_words=words_of(tokenizer, target_tokens),
         translation=tokenizer.decode(target_tokens, skip_special_tokens=True),
-        encoder=_stack_layers(outputs.encoder_attentions),
-        decoder=_stack_layers(outputs.decoder_attentions),
-        cross=_stack_layers(cross),
+        encoder=encoder,
+        decoder=decoder,
+        cross=cross,
     )
 
 
@@ -253,5 +256,11 @@ def _join_tokens(
     return torch.stack([rows[..., tokens].sum(dim=-1) for tokens in keys], dim=-1)
 
 
-def _stack_layers(layers: Sequence[Tensor]) -> Tensor:
+def _stack_layers(layers: Sequence[Tensor], name: str) -> Tensor:
+    head_counts = [weights.shape[1] for weights in layers]
+    if len(set(head_counts)) > 1:
+        raise ValueError(
+            f"all layers must have the same number of heads to be shown together, got "
+            f"{head_counts} in {name} attention."
+        )
     return torch.stack([weights[0].float().cpu() for weights in layers])  # [N, h, Q, K]

@@ -25,6 +25,8 @@ from vanilla_transformer import (
 )
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import modeling_vanilla_transformer as modeling
+from vanilla_transformer.alignment_vanilla_transformer import head_weights
+from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.checks_vanilla_transformer import RELEASED_ARGUMENTS
 from vanilla_transformer.comparison import batch_to_compare
 from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
@@ -479,3 +481,48 @@ def test_heads_that_share_keys_are_refused_by_the_engine_and_transformers_js(sou
         released.generate(**source, engine="required")
     with pytest.raises(ValueError, match=r"must have 3 heads of width 4 .* got 1 of width 4"):
         to_transformersjs(released, make_tokenizer(), tmp_path / "js")
+
+
+class SilentAttention(modeling.MultiHeadAttention):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)[0], None
+
+
+def silence(stack, index, name):
+    def replace(model):
+        layer = getattr(model.model, stack).layers[index]
+        old = getattr(layer, name)
+        new = SilentAttention(model.config, 3, old.layer_idx, old.is_causal)
+        setattr(layer, name, new)
+
+    return replace
+
+
+def drop_layers(model):
+    model.model.encoder.layers = nn.ModuleList()
+
+
+def give_a_layer_other_heads(model):
+    model.model.encoder.layers[1].self_attention = modeling.MultiHeadAttention(model.config, 2)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (silence("encoder", 0, "self_attention"), "1 of 2 layers in encoder_attentions"),
+        (silence("decoder", 1, "self_attention"), "2 of 3 layers in decoder_attentions"),
+        (silence("decoder", 1, "cross_attention"), "2 of 3 layers in cross_attentions"),
+        (drop_layers, "got None in encoder_attentions"),
+        (give_a_layer_other_heads, r"got \[3, 2\] in encoder attention"),
+    ],
+    ids=["encoder", "decoder", "cross", "no layers", "heads"],
+)
+def test_weights_that_a_changed_attention_does_not_return_are_named(edit, message):
+    tokenizer = make_tokenizer()
+    model = edited(edit, vocab_size=len(tokenizer))
+    with pytest.raises(ValueError, match=message):
+        attention_weights(model, tokenizer, TEXTS[0], max_new_tokens=3)
+    if "cross" in message:
+        inputs = tokenizer(TEXTS[:1], return_tensors="pt")
+        with pytest.raises(ValueError, match=message):
+            head_weights(model, inputs, [[5, 6]], heads=[[1, 0]])
