@@ -88,6 +88,9 @@ ENGINE_ARGUMENTS = (
 )
 # name of the encoder's `forward` in the released code, which refuses arguments that it cannot read
 ENCODER_FORWARD = "VanillaTransformerEncoder.forward"
+# name of the released model's class, and of its weights that a configuration may tie
+HEAD_CLASS = "VanillaTransformerForConditionalGeneration"
+TIED_WEIGHTS = ("model.decoder.embed_tokens.weight", "lm_head.weight")
 # searches of the library whose logits the engine can compute
 ENGINE_MODES = (
     GenerationMode.GREEDY_SEARCH,
@@ -541,8 +544,53 @@ class SearchMixin(_Base):
             # otherwise the library would rebuild the generation configuration of a new model from
             # the model's configuration, without these settings
             config._from_model_config = False
+        self._warn_of_other_weights(kwargs.get("state_dict"))
+        if shared_names := self._undeclared_ties():
+            warn_once(
+                "%s.save_pretrained saves a copy of its own for %s, because tie_word_embeddings is "
+                "False.",
+                type(self).__name__,
+                " and ".join(sorted(shared_names)),
+            )
+            state_dict = dict(kwargs.get("state_dict") or self.state_dict())
+            # otherwise the library would leave them out, and initialize them when it loads
+            state_dict |= {
+                name: state_dict[name].clone() for name in shared_names & state_dict.keys()
+            }
+            kwargs["state_dict"] = state_dict
         with without_missing_code(self.config, type(self), save_directory):
             super().save_pretrained(save_directory, *args, **kwargs)
+
+    def _undeclared_ties(self) -> set[str]:
+        """Return the names of weights that are tied, although the configuration unties them."""
+        if self.config.tie_word_embeddings:
+            return set()
+        first_names: dict[nn.Parameter, str] = {}
+        parameters = list(self.named_parameters(remove_duplicate=False))
+        return {
+            name
+            for name, weight in parameters
+            if first_names.setdefault(weight, name) != name and name in TIED_WEIGHTS
+        }
+
+    def _warn_of_other_weights(self, state_dict: Mapping[str, Tensor] | None):
+        """Warn if a model of the released class has weights that this class cannot load."""
+        if type(self).__name__ != HEAD_CLASS or getattr(self, "_hf_peft_config_loaded", False):
+            return
+        if getattr(self, "hf_quantizer", None) is not None:
+            return
+        with torch.device("meta"):
+            released_names = set(type(self)(self.config).state_dict())
+        names = set(self.state_dict() if state_dict is None else state_dict)
+        if different_names := sorted(names ^ released_names):
+            warn_once(
+                "%s cannot load this changed model: %s weights differ from those of the "
+                "configuration, the first is %s. If layers were removed, set encoder_layers and "
+                "decoder_layers of the configuration; make other changes in a class of your own.",
+                type(self).__name__,
+                str(len(different_names)),
+                different_names[0],
+            )
 
     def train(self, mode: bool = True):
         """Set training or evaluation mode; training mode frees the engine's packed weights.

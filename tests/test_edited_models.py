@@ -526,3 +526,41 @@ def test_weights_that_a_changed_attention_does_not_return_are_named(edit, messag
         inputs = tokenizer(TEXTS[:1], return_tensors="pt")
         with pytest.raises(ValueError, match=message):
             head_weights(model, inputs, [[5, 6]], heads=[[1, 0]])
+
+
+def tie_head_to_target(model):
+    model.lm_head.weight = model.model.decoder.embed_tokens.weight
+
+
+def test_a_tie_that_the_configuration_lacks_loses_no_weights(source, tmp_path, warnings_of_search):
+    model = edited(tie_head_to_target, tie_word_embeddings=False)
+    assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
+    kind = VanillaTransformerForConditionalGeneration
+    released = kind(model.config).eval()
+    tie_head_to_target(released)
+    released.load_state_dict(model.state_dict())
+    expected = model(**source, decoder_input_ids=source["input_ids"]).logits
+    for name, each in (("changed", model), ("released", released)):
+        each.save_pretrained(tmp_path / name)
+        loaded = type(each).from_pretrained(tmp_path / name)
+        found = loaded(**source, decoder_input_ids=source["input_ids"]).logits
+        torch.testing.assert_close(found, expected)
+    assert all("saves a copy of its own for lm_head.weight" in each for each in warnings_of_search)
+    assert len(warnings_of_search) == 2
+
+
+def test_a_change_that_loading_would_lose_is_named(small_model, tmp_path, warnings_of_search):
+    model = small_model()
+    model.save_pretrained(tmp_path)
+    assert not warnings_of_search
+    model.model.decoder.layers = model.model.decoder.layers[:1]
+    model.save_pretrained(tmp_path)
+    (told,) = warnings_of_search
+    assert "cannot load this changed model" in told
+    assert "model.decoder.layers.1." in told
+    model.config.decoder_layers = 1
+    model.save_pretrained(tmp_path)
+    assert len(warnings_of_search) == 1
+    # the change of a user's class is in its code
+    edited(replace_encoder_layers).save_pretrained(tmp_path)
+    assert len(warnings_of_search) == 1
