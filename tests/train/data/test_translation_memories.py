@@ -92,6 +92,8 @@ WHOLE = memory(*(unit(("en", f"a{number}"), ("de", "b")) for number in range(50)
         ("en\tde\na\tb\n", "a whole TMX file, got XML with syntax error: line 1, column 0"),
         ("<html><body/></html>", "a TMX file, got XML of the kind 'html'"),
         (WHOLE.replace("a7<", "a7&nbsp;<"), "TMX without entities of its own, got 'nbsp'"),
+        (WHOLE.replace("UTF-8", "GB2312"), "XML in UTF-8, .*, got: multi-byte encodings are not"),
+        (WHOLE.replace("UTF-8", "ucs-2"), "XML in UTF-8, .*, got: unknown encoding: ucs-2"),
         (WHOLE.encode().replace(b"a7", b"\xe9"), "a whole TMX file, got XML with not well-formed"),
     ],
 )
