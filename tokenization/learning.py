@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tqdm import tqdm
@@ -12,6 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, symbol_token
 
 logger = logging.getLogger(__name__)
+
+# longest word to learn from: the time to learn from a word is quadratic in its length, and a text
+# with a longer word, such as an encoded picture, says nothing about the language
+LONGEST_WORD = 10_000
 
 
 def refuse_small_vocabulary(vocab_size: int, num_symbols: int = 0) -> None:
@@ -43,7 +48,8 @@ def learn_vocabulary(
 ) -> VanillaTransformerTokenizer:
     """Learn one BPE vocabulary from sentences of both languages. Section 5.1.
 
-    The texts are read once. A uniform sample of at most `max_sentences` is kept, so that memory
+    The texts are read once. A text with a word of more than `LONGEST_WORD` characters is left out.
+    A uniform sample of at most `max_sentences` is kept, so that memory
     depends on the sample, not on the corpus. Counting the words of all texts would need no sample,
     but the number of distinct words grows with the corpus without a limit. The same texts, seed and
     sizes give the same vocabulary, bit for bit.
@@ -113,7 +119,11 @@ def _with_symbols(
 def _read_sentences(rows: Iterable[str | Mapping]) -> Iterator[str]:
     for row in rows:
         if isinstance(row, str):
-            if row:
+            # spaces in a row are a word of the tokenizer too
+            if row and (
+                len(row) <= LONGEST_WORD
+                or max(map(len, re.findall(r"\S+|\s+", row))) <= LONGEST_WORD
+            ):
                 yield row
         elif isinstance(row, Mapping):
             yield from _read_sentences(row.values())

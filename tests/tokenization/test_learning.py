@@ -9,7 +9,11 @@ from collections import Counter
 import pytest
 from datasets import Dataset
 
-from vanilla_transformer.tokenization.learning import _draw_sample, learn_vocabulary
+from vanilla_transformer.tokenization.learning import (
+    LONGEST_WORD,
+    _draw_sample,
+    learn_vocabulary,
+)
 
 SMALLEST = 260  # four special tokens, 256 bytes
 ROWS = [
@@ -35,6 +39,13 @@ class Counted(str):
 
     def __del__(self):
         Counted.alive -= 1
+
+
+def test_a_text_with_a_word_that_takes_long_to_learn_from_is_left_out():
+    word = "xz" * (LONGEST_WORD // 2)
+    long_texts = [f"{word}x", f"the dog {word}x runs", " " * (LONGEST_WORD + 1)]
+    assert learned([*SENTENCES, *long_texts]) == learned(SENTENCES)
+    assert learned([*SENTENCES, f"{word} {word}"]) != learned(SENTENCES)
 
 
 def test_the_vocabulary_has_the_size_asked_for():
