@@ -168,6 +168,14 @@ def _measure_text(task: Task) -> tuple[int, str]:
     if num_lines == 0:
         names = " and ".join(task.files) or task.model
         raise ValueError(f"{names} must have at least one line, got none.")
+    for path in task.files:
+        with opened(Path(path)) as file:
+            if "\t" in next(read_lines(lines_of(file), path), ""):
+                logger.warning(
+                    "the first line of %s has a tab, and whole lines are translated; `cut -f 1` "
+                    "takes the first column of a file.",
+                    path,
+                )
     return num_lines, sha256.hexdigest()
 
 

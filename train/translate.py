@@ -280,8 +280,8 @@ def fitting_lines(
                     yield lines[:index]
                 raise ValueError(
                     f"{name} line {num_lines_read + index + 1} must have at most {max_tokens:,} "
-                    f"tokens, got {num_tokens:,}: split the line into sentences, one on each line, "
-                    "or with --split_sentences."
+                    f"tokens, got {num_tokens:,}: split the line into sentences, one on each line. "
+                    "`translate --split_sentences` does this."
                 )
         num_lines_read += len(lines)
         yield lines

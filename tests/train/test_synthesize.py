@@ -54,6 +54,14 @@ def pairs_of(folder):
     return [json.loads(line) for line in text.splitlines()]
 
 
+def test_lines_with_tabs_are_translated_with_a_warning(run, tmp_path, capsys, caplog):
+    table = tmp_path / "pairs.tsv"
+    table.write_text("ant bee\tbee ant\n", encoding="utf-8")
+    out = ["--output_dir", str(tmp_path / "out")]
+    assert main(["distill", str(run), "--source", str(table), *out]) == 0, capsys.readouterr().err
+    assert f"the first line of {table} has a tab, and whole lines are translated" in caplog.text
+
+
 def test_the_corpus_is_on_the_disk_before_the_blocks_are_removed(run, tmp_path, monkeypatch):
     out, flush, flushed = tmp_path / "out", os.fsync, []
     words = ["distill", str(run), "--output_dir", str(out)]

@@ -262,7 +262,7 @@ def test_sentences_of_a_line_may_be_longer_together_than_a_line(run, tmp_path, c
     path = tmp_path / "lines.txt"
     path.write_text("ant bee. Cat dog elk. Fox gnu hen. Ibis jay kite.\n\nant\n")
     assert main(["translate", str(run), str(path)]) == 1
-    assert "or with --split_sentences" in capsys.readouterr().err
+    assert "`translate --split_sentences` does this" in capsys.readouterr().err
     for flags in (["--split_sentences"], ["--split_sentences", "en"]):
         assert main(["translate", str(run), str(path), *flags]) == 0
         lines = capsys.readouterr().out.split("\n")
