@@ -172,7 +172,7 @@ def _measure_text(task: Task) -> tuple[int, str]:
         with opened(Path(path)) as file:
             if "\t" in next(read_lines(lines_of(file), path), ""):
                 logger.warning(
-                    "the first line of %s has a tab, and whole lines are translated; `cut -f 1` "
+                    "The first line of %s has a tab, and whole lines are translated; `cut -f 1` "
                     "takes the first column of a file.",
                     path,
                 )
