@@ -21,8 +21,8 @@ class BpeDropout:
         dropout: Probability of skipping a merge each time that the merge is possible.
 
     Raises:
-        ValueError: If the model is not BPE, or marks pieces by a prefix inside of a word or by a
-            suffix at its end.
+        ValueError: If the model is not BPE, has no merges, or marks pieces by a prefix inside of a
+            word or by a suffix at its end.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, dropout: float):
@@ -32,6 +32,11 @@ class BpeDropout:
             raise ValueError(
                 "bpe_dropout must be 0 for a tokenizer other than BPE without marks on its pieces, "
                 f"got {dropout} and {model['type']} with the marks {marks}."
+            )
+        if not model["merges"]:
+            raise ValueError(
+                "bpe_dropout must be 0 for a tokenizer without merges, whose tokens are single "
+                f"characters, got {dropout}."
             )
         self.dropout = dropout
         self._ids = model["vocab"]

@@ -183,6 +183,9 @@ def test_a_tokenizer_without_merges_is_refused():
     )
     with pytest.raises(ValueError, match=r"bpe_dropout must be 0 .* got 0.1 and WordLevel"):
         BpeDropout(words, 0.1)
+    letters = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0}, [])))
+    with pytest.raises(ValueError, match=r"bpe_dropout must be 0 for a tokenizer without merges"):
+        BpeDropout(letters, 0.1)
 
 
 @pytest.mark.parametrize(
