@@ -108,6 +108,8 @@ def head_weights(
     with changed(model, return_weights):
         caller: nn.Module = model
         is_changed = "forward" in vars(model) or model._forward_hooks or model._forward_pre_hooks
+        # further arguments, which a part of a changed model declares, may not be the encoder's
+        is_changed = is_changed or not {"input_ids", "attention_mask"}.issuperset(inputs)
         if type(model).forward.__module__.startswith(KNOWN_CODE) and not is_changed:
             # the encoder runs by itself, so that its attention weights, which nobody reads, are not
             # kept. The source tokens are passed too: without them, FSMT does not hide later target

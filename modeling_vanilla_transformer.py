@@ -446,7 +446,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
                 if name not in __all__:
                     raise ValueError(
                         f"the model must be loaded by the class that saved it, {name}: "
-                        f"{cls.__name__} does not have its code."
+                        f"{cls.__name__} does not have its code. {name}.from_pretrained loads it."
                     )
             warn_of_other_code(pretrained_model_name_or_path, config, __name__)
         return loaded

@@ -326,11 +326,13 @@ class TranslationPipeline(Pipeline):
             inputs, translations, call_settings
         )
         search_settings = {**call_settings.search_settings, **language_settings}
+        own_rows = self._pop_own_rows(search_settings, len(inputs), is_scored=True)
         results: list[Any] = [None for _ in inputs]
         for batch in batches_by_length(
             dict(enumerate(map(len, source_ids))), **call_settings.batch_settings
         ):
             batch_inputs = self._pad([source_ids[index] for index in batch])
+            batch_inputs |= {name: rows[batch] for name, rows in own_rows.items()}
             batch_inputs = {name: tensor.to(self.device) for name, tensor in batch_inputs.items()}
             batch_results = compute_batch(
                 batch_inputs, [target_ids[index] for index in batch], search_settings
@@ -892,6 +894,11 @@ class TranslationPipeline(Pipeline):
             **call_settings.search_settings,
             **encoded,
         }
+        is_scored = any(
+            call_settings.output_settings.get(name)
+            for name in ("return_scores", "return_alignment")
+        )
+        own_rows = self._pop_own_rows(search_settings, len(texts), is_scored)
         num_returned = self._resolve_num_returned(search_settings)
         results: list[list[dict[str, Any]]] = [[] for _ in texts]
         tgt_lang = call_settings.prepare_settings.get("tgt_lang")
@@ -950,6 +957,7 @@ class TranslationPipeline(Pipeline):
             }
             for batch in batches_by_length(lengths, **batch_settings):
                 inputs = self._pad([source_ids[index] for index in batch])
+                inputs |= {name: rows[batch] for name, rows in own_rows.items()}
                 batch_constraints = [constraints[index] for index in batch]
                 try:
                     outputs = self.forward(
@@ -969,6 +977,29 @@ class TranslationPipeline(Pipeline):
                     start = batch_index * num_returned
                     results[index] = translations[start : start + num_returned]
         return results
+
+    def _pop_own_rows(
+        self, search_settings: dict[str, Any], num_texts: int, is_scored: bool
+    ) -> dict[str, Tensor]:
+        """Remove the arguments of a changed model from the settings: each text has its row.
+
+        Other settings than tensors stay, but scores and alignments would ignore them.
+        """
+        # models of transformers have no arguments of this kind
+        own_arguments: set[str] = getattr(self.model, "_own_arguments", set)()
+        rows = {}
+        for name in own_arguments & search_settings.keys():
+            value = search_settings[name]
+            if value is None or not (isinstance(value, Tensor) or is_scored):
+                continue
+            if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != num_texts:
+                found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(
+                    f"{name} must be a tensor with a row for each of the {num_texts} texts that "
+                    f"are translated together, got {found}."
+                )
+            rows[name] = search_settings.pop(name)
+        return rows
 
     def _resolve_num_returned(self, search_settings: dict[str, Any]) -> int:
         """Return the number of translations of each text; remove it from the search if None."""

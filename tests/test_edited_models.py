@@ -564,3 +564,37 @@ def test_a_change_that_loading_would_lose_is_named(small_model, tmp_path, warnin
     # the change of a user's class is in its code
     edited(replace_encoder_layers).save_pretrained(tmp_path)
     assert len(warnings_of_search) == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 1}, {"batch_size": 2}])
+@pytest.mark.parametrize("edit", [replace_decoder_layers, replace_encoder], ids=["decoder", "both"])
+def test_the_pipeline_gives_each_text_its_own_arguments(edit, settings):
+    tokenizer = make_tokenizer()
+    model = edited(edit, vocab_size=len(tokenizer))
+    # beams of equal scores would be ordered by rounding
+    translator = TranslationPipeline(model, tokenizer, device="cpu", num_beams=1, max_new_tokens=5)
+    # the pipeline sorts texts by length
+    texts = ["a dog", "a cat sleeps on the mat", "a", "the dog and the cat"]
+    speaker_ids = torch.tensor([1, 2, 0, 3])
+    alone, scores = [], []
+    for text, speaker_id in zip(texts, speaker_ids, strict=True):
+        (entry,) = translator([text], speaker_ids=speaker_id[None], return_scores=True)
+        alone.append(entry["translation_text"])
+        scores.append(entry["log_probability"])
+    arguments = {**settings, "speaker_ids": speaker_ids}
+    found = translator(texts, **arguments, return_scores=True, return_alignment=True)
+    assert [entry["translation_text"] for entry in found] == alone
+    assert [entry["log_probability"] for entry in found] == pytest.approx(scores, rel=1e-4)
+    plain = translator(texts, return_scores=True)
+    assert scores != pytest.approx([entry["log_probability"] for entry in plain])
+    pair_scores = [
+        translator.score(texts, alone, **arguments)[index]["log_probability"] for index in range(4)
+    ]
+    assert pair_scores != pytest.approx(
+        [entry["log_probability"] for entry in translator.score(texts, alone)]
+    )
+    assert len(translator.align(texts, alone, **arguments)) == 4
+    with pytest.raises(ValueError, match=r"a row for each of the 4 texts .*, got \[3\]"):
+        translator(texts, speaker_ids=speaker_ids[:3])
+    with pytest.raises(ValueError, match=r"a row for each of the 4 texts .*, got int"):
+        translator.score(texts, alone, speaker_ids=3)
