@@ -1,5 +1,6 @@
 """Checks of arguments, ids, search settings and tokenizers; each error names what is wrong."""
 
+import functools
 import inspect
 import itertools
 import sys
@@ -133,7 +134,7 @@ def own_arguments(model: nn.Module) -> set[str]:
     layers = getattr(model, "layers", ())
     layers = list(layers) if isinstance(layers, Iterable) else []
     for module in (model, *itertools.chain.from_iterable(layer.modules() for layer in layers)):
-        parameters = inspect.signature(module.forward).parameters.values()
+        parameters = _parameters_of(module.forward)
         is_reached = module is model or module in layers
         if is_reached or any(it.kind == it.VAR_KEYWORD for it in parameters):
             names |= {
@@ -142,6 +143,19 @@ def own_arguments(model: nn.Module) -> set[str]:
                 if it.kind == it.KEYWORD_ONLY or it.default is not it.empty
             }
     return names.difference(RELEASED_ARGUMENTS)
+
+
+def _parameters_of(forward: Callable) -> Iterable[inspect.Parameter]:
+    # a method is another object at each access, but its function is not. Other callables are not
+    # cached, because they may hold a model
+    if inspect.ismethod(forward):
+        return _parameters_of_function(forward.__func__)[1:]
+    return inspect.signature(forward).parameters.values()
+
+
+@functools.cache
+def _parameters_of_function(function: Callable) -> tuple[inspect.Parameter, ...]:
+    return tuple(inspect.signature(function).parameters.values())
 
 
 def arguments_of_stack(
