@@ -823,9 +823,7 @@ def reason_against_cache(decoder: Any) -> str | None:
     """
     layers = getattr(decoder, "layers", ())
     for attention_name in ("self_attention", "cross_attention"):
-        indices = [
-            getattr(getattr(layer, attention_name, None), "layer_idx", None) for layer in layers
-        ]
+        indices = [index for layer in layers for index in _cache_indices(layer, attention_name)]
         if None in indices:
             continue
         if indices != list(range(len(indices))):
@@ -836,6 +834,19 @@ def reason_against_cache(decoder: Any) -> str | None:
                 f"is {decoder.config.decoder_layers}"
             )
     return None
+
+
+def _cache_indices(layer: nn.Module, attention_name: str) -> list[int | None]:
+    """Return the cache indices of a layer's attentions, also of a layer that another one wraps."""
+    attention = getattr(layer, attention_name, None)
+    attentions = [attention]
+    if attention is None:
+        attentions = [
+            module
+            for name, module in layer.named_modules()
+            if name.rpartition(".")[2] == attention_name
+        ]
+    return [getattr(attention, "layer_idx", None) for attention in attentions] or [None]
 
 
 def _is_outside_libraries(module: nn.Module) -> bool:

@@ -32,6 +32,7 @@ from vanilla_transformer.comparison import batch_to_compare
 from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
 from vanilla_transformer.export.onnx import to_onnx
 from vanilla_transformer.export.transformersjs import to_transformersjs
+from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
 
 WIDTH = SMALL["hidden_size"]
 SEARCHES = [
@@ -598,3 +599,45 @@ def test_the_pipeline_gives_each_text_its_own_arguments(edit, settings):
         translator(texts, speaker_ids=speaker_ids[:3])
     with pytest.raises(ValueError, match=r"a row for each of the 4 texts .*, got int"):
         translator.score(texts, alone, speaker_ids=3)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.adapter = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, *args, **kwargs):
+        x = self.layer(*args, **kwargs)
+        return x + self.adapter(x)
+
+
+def wrap_layers(model):
+    layers = model.model.decoder.layers
+    model.model.decoder.layers = nn.ModuleList(map(Wrapped, layers))
+
+
+def wrap_one_layer_three_times(model):
+    layer = model.model.decoder.layers[0]
+    model.model.decoder.layers = nn.ModuleList(Wrapped(layer) for _ in range(3))
+
+
+@pytest.mark.parametrize("edit", [wrap_layers, wrap_one_layer_three_times])
+def test_wrapped_layers_are_searched_like_layers(edit, source, warnings_of_search):
+    model = edited(edit)
+    target = source["input_ids"][:, :6]
+    with torch.no_grad():
+        expected = model(**source, decoder_input_ids=target, use_cache=False).logits
+        first = model(**source, decoder_input_ids=target[:, :5], use_cache=True)
+        cache = first.get(CACHE_NAME)
+        if edit is wrap_layers:
+            step = {"decoder_input_ids": target[:, 5:], CACHE_NAME: cache}
+            torch.testing.assert_close(model(**source, **step).logits, expected[:, 5:])
+        else:
+            # one index in the cache for three layers
+            assert cache is None
+    for search in SEARCHES:
+        settings = {**source, **search, "engine": "off"}
+        found = model.generate(**settings, max_new_tokens=6)
+        assert found.equal(model.generate(**{**settings, "use_cache": False}, max_length=7))
+    assert ("cache indices [0, 0, 0]" in str(warnings_of_search)) == (edit is not wrap_layers)
