@@ -295,6 +295,7 @@ class SearchMixin(_Base):
             kwargs.pop("max_extra_tokens", None)
         if inputs is not None:
             model_inputs["input_ids"] = inputs
+        self._encode_without_other_arguments(config, model_inputs, kwargs)
         if not source_shape(model_inputs)[0]:
             return given_config, []
         return self._limit_length(config, given_config, model_inputs, kwargs)

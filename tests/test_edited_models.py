@@ -11,6 +11,7 @@ from transformers import (
     BertModel,
     DistilBertConfig,
     DistilBertModel,
+    GenerationMixin,
     T5Config,
     T5EncoderModel,
 )
@@ -190,6 +191,22 @@ def test_an_argument_of_a_changed_part_reaches_it(edit, kind, source):
                 for row in range(4)
             ]
             assert found.tolist() == [row.tolist() for row in alone]
+
+
+def search_of_the_library(
+    model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+):
+    return GenerationMixin._sample(
+        model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+    )
+
+
+@pytest.mark.parametrize(("edit", "kind"), EDITS_WITH_ARGUMENTS, ids=["head", *"mednlba"])
+def test_custom_code_searches_with_the_arguments_of_a_changed_part(edit, kind, source):
+    model = edited(edit, kind)
+    arguments = {**source, "speaker_ids": torch.tensor([0, 1, 2, 3]), "max_new_tokens": 5}
+    found = model.generate(**arguments, custom_generate=search_of_the_library)
+    assert found.equal(model.generate(**arguments))
 
 
 @pytest.mark.parametrize(("edit", "kind"), EDITS_WITH_ARGUMENTS, ids=["head", *"mednlba"])
