@@ -79,11 +79,11 @@ def naming_full_cache() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # `datasets` raises an error of its own
-        cause: BaseException | None = error
-        while isinstance(cause, Exception) and not is_disk_full(cause):
-            cause = cause.__cause__
-        if not isinstance(cause, Exception):
+        # `datasets` raises an error of its own. The causes of an error can form a circle
+        causes: list[BaseException | None] = [error]
+        while causes[-1] is not None and causes[-1].__cause__ not in causes:
+            causes.append(causes[-1].__cause__)
+        if not any(isinstance(cause, Exception) and is_disk_full(cause) for cause in causes):
             raise
         cache = Path(datasets.config.HF_DATASETS_CACHE)
         raise OSError(
