@@ -21,7 +21,6 @@ from transformers import EncoderDecoderCache, PreTrainedTokenizerBase
 from ..atomic_files import atomic_folder
 from ..comparison import TOLERANCES
 from ..engine_vanilla_transformer import deviations, without_bias
-from ..generation_vanilla_transformer import CACHE_NAME
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization.tokenization_vanilla_transformer import (
     WORDS,
@@ -68,11 +67,10 @@ def to_transformersjs(
         folder: Output folder.
 
     Raises:
-        ValueError: If the tokenizer has no `tokenizer.json`, the graphs compute other logits than
-            the model, or the KV cache has other sizes than the configuration declares.
+        ValueError: If the tokenizer has no `tokenizer.json`, or the graphs compute other logits
+            than the model.
     """
     model = with_search_ids(copy.deepcopy(model).eval().float().cpu())
-    _refuse_other_cache(model)
     # with several beams, transformers.js computes all of them and keeps the first one at each step,
     # which is greedy search at a higher cost
     model.generation_config.update(
@@ -101,22 +99,6 @@ def to_transformersjs(
                 check_graph_logits(model, encoder_file, decoder_file, decoder_file)
             else:
                 _warn_about_rounding(model, encoder_file, decoder_file)
-
-
-def _refuse_other_cache(model: VanillaTransformerForConditionalGeneration):
-    """Refuse a changed attention: transformers.js reads the sizes of the cache in `config.json`."""
-    config, ids = model.config, torch.zeros(1, 1, dtype=torch.long)
-    cache = model(ids, decoder_input_ids=ids, use_cache=True)[CACHE_NAME]
-    num_heads = config.decoder_attention_heads
-    expected = num_heads, config.d_model // num_heads
-    for layer in (*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers):
-        for tensor in (layer.keys, layer.values):
-            # `trace_graphs` has an error for a layer that stores nothing
-            if tensor is not None and (tensor.shape[1], tensor.shape[3]) != expected:
-                raise ValueError(
-                    f"keys and values must have {expected[0]} heads of width {expected[1]} for "
-                    f"transformers.js, got {tensor.shape[1]} of width {tensor.shape[3]}."
-                )
 
 
 def save_tokenizer_for_javascript(tokenizer: PreTrainedTokenizerBase, folder: Path):

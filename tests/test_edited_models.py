@@ -32,7 +32,6 @@ from vanilla_transformer.checks_vanilla_transformer import RELEASED_ARGUMENTS
 from vanilla_transformer.comparison import batch_to_compare
 from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
 from vanilla_transformer.export.onnx import to_onnx
-from vanilla_transformer.export.transformersjs import to_transformersjs
 from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
 
 WIDTH = SMALL["hidden_size"]
@@ -489,7 +488,7 @@ def test_heads_may_share_keys_and_values(source):
         assert found.equal(model.generate(**source, **static, max_new_tokens=6))
 
 
-def test_heads_that_share_keys_are_refused_by_the_engine_and_transformers_js(source, tmp_path):
+def test_heads_that_share_keys_are_refused_by_the_engine(source):
     released = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**SMALL)).eval()
     attention = released.model.decoder.layers[1].self_attention
     attention.k_proj = nn.Linear(WIDTH, attention.d_k, bias=False)
@@ -497,8 +496,6 @@ def test_heads_that_share_keys_are_refused_by_the_engine_and_transformers_js(sou
     assert found.equal(released.generate(**source, num_beams=3, max_new_tokens=6, use_cache=False))
     with pytest.raises(ValueError, match="decoder has other heads of keys than of queries"):
         released.generate(**source, engine="required")
-    with pytest.raises(ValueError, match=r"must have 3 heads of width 4 .* got 1 of width 4"):
-        to_transformersjs(released, make_tokenizer(), tmp_path / "js")
 
 
 class SilentAttention(modeling.MultiHeadAttention):
