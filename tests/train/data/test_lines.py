@@ -192,7 +192,7 @@ def test_subtitles_without_a_suffix_are_said(model, tmp_path, capsys, caplog, fi
     path = tmp_path / "film.txt"
     path.write_text(f"{first_line}00:01.000 --> 00:02.000\ndogs\n\n2\n00:03.000 --> 00:04.000\n")
     assert main(["translate", model[0], str(path)]) == 0
-    assert caplog.text.count(f"line {number} of {path} has the times of a subtitle") == 1
+    assert caplog.text.count(f"Line {number} of {path} has the times of a subtitle") == 1
     assert caplog.text.count("times of a subtitle") == 1
 
 
