@@ -470,21 +470,6 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         super().post_init()
         self.all_tied_weights_keys |= self.get_expanded_tied_weights_keys(all_submodels=True)
 
-    def tie_weights(self, *args: Any, **kwargs: Any):
-        """Let weights share their memory as transformers does.
-
-        Raises:
-            ValueError: If a module of another class has no weight of this name.
-        """
-        try:
-            super().tie_weights(*args, **kwargs)
-        except AttributeError as error:
-            raise ValueError(
-                "the weights that _tied_weights_keys names must exist, but a changed module has "
-                f"none of this name: {error} Set tie_word_embeddings=False in the configuration, "
-                "or name the shared weights of the changed model in _tied_weights_keys."
-            ) from error
-
     def _check_and_adjust_attn_implementation(
         self, attn_implementation: str | None, *args, **kwargs
     ) -> str:

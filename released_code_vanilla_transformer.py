@@ -449,7 +449,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "VanillaTransformerEncoder": "45f39afa6b4be78e",
         "VanillaTransformerForConditionalGeneration": "bb664e637a198d0f",
         "VanillaTransformerModel": "67b099145622ea8c",
-        "VanillaTransformerPreTrainedModel": "e37f9393e2f4c59e",
+        "VanillaTransformerPreTrainedModel": "0cd32588c10e328d",
         "arguments_of_stack": "faef99ac16f81599",
         "cached_length": "6b2355d9afd762a1",
         "can_return_tuple": "09ccf8253a8fa0ae",

@@ -377,11 +377,6 @@ def test_an_embedding_may_be_of_any_class(tmp_path):
     )
 
 
-def test_an_embedding_without_a_weight_cannot_be_tied():
-    with pytest.raises(ValueError, match=r"encoder.embed_tokens.weight.*tie_word_embeddings=False"):
-        edited(factorize_embeddings)
-
-
 class RecurrentEncoder(nn.Module):
     """Encoder that is no model of transformers."""
 
