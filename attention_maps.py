@@ -128,8 +128,8 @@ def attention_weights(
         The weights on the CPU, in float32.
 
     Raises:
-        ValueError: If a text has no word or is too long for the model, or the attention function
-            of the model returns no weights.
+        ValueError: If a text has no word or is too long for the model, a layer returns no weights,
+            or the layers of a stack have different numbers of heads.
     """
     for name, text in (("source", source), ("target", target)):
         if isinstance(text, str) and not text.strip():

@@ -104,11 +104,10 @@ def check_arguments(
     )
     parameters = inspect.signature(attention).parameters
     accepted_names = [name for name, it in parameters.items() if it.kind != it.VAR_KEYWORD]
-    ignores_others = len(accepted_names) == len(parameters)
+    accepts_others = len(accepted_names) < len(parameters)
     # these two functions ignore further keyword arguments; other functions may read those that they
     # accept
-    ignores_others |= attention in (eager_attention, sdpa_attention_forward)
-    if not ignores_others:
+    if accepts_others and attention not in (eager_attention, sdpa_attention_forward):
         return
     accepted_names += sorted(own_arguments(model))
     known_names = [*inspect.signature(type(model).forward).parameters, *accepted_names]

@@ -88,9 +88,8 @@ ENGINE_ARGUMENTS = (
 )
 # name of the encoder's `forward` in the released code, which refuses arguments that it cannot read
 ENCODER_FORWARD = "VanillaTransformerEncoder.forward"
-# name of the released model's class, and of its weights that a configuration may tie
+# name of the released model's class
 HEAD_CLASS = "VanillaTransformerForConditionalGeneration"
-TIED_WEIGHTS = ("model.decoder.embed_tokens.weight", "lm_head.weight")
 # searches of the library whose logits the engine can compute
 ENGINE_MODES = (
     GenerationMode.GREEDY_SEARCH,
@@ -566,12 +565,16 @@ class SearchMixin(_Base):
         """Return the names of weights that are tied, although the configuration unties them."""
         if self.config.tie_word_embeddings:
             return set()
+        tied_in_stacks = self.base_model._tied_weights_keys or {}
+        tied_names = {
+            *(self._tied_weights_keys or {}),
+            *(f"{self.base_model_prefix}.{name}" for name in tied_in_stacks),
+        }
         first_names: dict[nn.Parameter, str] = {}
-        parameters = list(self.named_parameters(remove_duplicate=False))
         return {
             name
-            for name, weight in parameters
-            if first_names.setdefault(weight, name) != name and name in TIED_WEIGHTS
+            for name, weight in self.named_parameters(remove_duplicate=False)
+            if first_names.setdefault(weight, name) != name and name in tied_names
         }
 
     def _warn_of_other_weights(self, state_dict: Mapping[str, Tensor] | None):
@@ -583,7 +586,8 @@ class SearchMixin(_Base):
         with torch.device("meta"):
             released_names = set(type(self)(self.config).state_dict())
         names = set(self.state_dict() if state_dict is None else state_dict)
-        if different_names := sorted(names ^ released_names):
+        # a given dictionary may have tied weights once
+        if different_names := sorted((names ^ released_names) - self.all_tied_weights_keys.keys()):
             warn_once(
                 "%s cannot load this changed model: %s weights differ from those of the "
                 "configuration, the first is %s. If layers were removed, set encoder_layers and "

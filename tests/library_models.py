@@ -101,28 +101,37 @@ def make_marian(pieces, folder):
     return MarianMTModel(config), tokenizer
 
 
-def make_fsmt(pieces, folder):
-    letters = sorted(set("".join(SENTENCES)) - {" "})
-    tokens = [*SPECIAL, *letters, *(f"{letter}</w>" for letter in letters)]
-    vocab = write_json(folder / "vocab.json", numbered(tokens))
+def fsmt_of(source, target, folder, **fields):
+    """FSMT with the given tokens of the source and of the target."""
     merges = folder / "merges.txt"
     merges.write_text("#version: 0.2\n")
     tokenizer = FSMTTokenizer(
         langs=["en", "de"],
-        src_vocab_file=vocab,
-        tgt_vocab_file=vocab,
+        src_vocab_file=write_json(folder / "vocab-src.json", numbered(source)),
+        tgt_vocab_file=write_json(folder / "vocab-tgt.json", numbered(target)),
         merges_file=str(merges),
     )
     config = FSMTConfig(
         langs=["en", "de"],
-        src_vocab_size=len(tokens),
-        tgt_vocab_size=len(tokens),
+        src_vocab_size=len(source),
+        tgt_vocab_size=len(target),
         bos_token_id=0,
         pad_token_id=1,
         eos_token_id=2,
         **SIZES,
+        **fields,
     )
     return FSMTForConditionalGeneration(config), tokenizer
+
+
+def fsmt_pieces():
+    letters = sorted(set("".join(SENTENCES)) - {" "})
+    return [*letters, *(f"{letter}</w>" for letter in letters)]
+
+
+def make_fsmt(pieces, folder):
+    tokens = [*SPECIAL, *fsmt_pieces()]
+    return fsmt_of(tokens, tokens, folder)
 
 
 def make_marian_of_two(pieces, folder):
@@ -158,28 +167,9 @@ def make_marian_of_two(pieces, folder):
 
 def make_fsmt_of_two(pieces, folder, extra=("another</w>", "more</w>")):
     """FSMT whose target vocabulary has another order, and more tokens."""
-    letters = sorted(set("".join(SENTENCES)) - {" "})
-    pieces = [*letters, *(f"{letter}</w>" for letter in letters)]
+    pieces = fsmt_pieces()
     source, target = [*SPECIAL, *pieces], [*SPECIAL, *reversed(pieces), *extra]
-    merges = folder / "merges.txt"
-    merges.write_text("#version: 0.2\n")
-    tokenizer = FSMTTokenizer(
-        langs=["en", "de"],
-        src_vocab_file=write_json(folder / "vocab-src.json", numbered(source)),
-        tgt_vocab_file=write_json(folder / "vocab-tgt.json", numbered(target)),
-        merges_file=str(merges),
-    )
-    config = FSMTConfig(
-        langs=["en", "de"],
-        src_vocab_size=len(source),
-        tgt_vocab_size=len(target),
-        bos_token_id=0,
-        pad_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
-        **SIZES,
-    )
-    return FSMTForConditionalGeneration(config), tokenizer
+    return fsmt_of(source, target, folder, tie_word_embeddings=False)
 
 
 def make_bart(pieces, folder):

@@ -502,25 +502,26 @@ def test_a_missing_corpus_of_a_recipe_is_not_reported_as_an_argument(run, tmp_pa
     assert "got 'texts/of/others': no such folder.\n" in capsys.readouterr().err
 
 
-def test_markup_is_scored_with_a_warning(tmp_path, caplog):
-    markup, lines = tmp_path / "newstest.txt", tmp_path / "lines.txt"
-    markup.write_text('<srcset setid="newstest">\n<seg id="1">ant bee</seg>\n', encoding="utf-8")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '<srcset setid="newstest">\n<seg id="1">ant bee</seg>\n',
+            "has JSON or markup, and whole lines are scored.",
+        ),
+        (
+            "ant\tbee\nbee\tant\n",
+            "has a tab, and whole lines are scored; --dataset scores the pairs of a table.",
+        ),
+    ],
+)
+def test_other_formats_than_lines_are_scored_with_a_warning(tmp_path, caplog, text, message):
+    path, lines = tmp_path / "newstest.txt", tmp_path / "lines.txt"
+    path.write_text(text, encoding="utf-8")
     lines.write_text("ant < bee\nbee\n", encoding="utf-8")
-    read_files([lines, markup])
+    read_files([lines, path])
     (warning,) = caplog.messages
-    assert warning == f"The first line of {markup} has JSON or markup, and whole lines are scored."
-
-
-def test_lines_with_tabs_are_scored_with_a_warning(tmp_path, caplog):
-    table, lines = tmp_path / "pairs.tsv", tmp_path / "lines.txt"
-    table.write_text("ant\tbee\nbee\tant\n", encoding="utf-8")
-    lines.write_text("ant\nbee\n", encoding="utf-8")
-    read_files([table, lines])
-    (warning,) = caplog.messages
-    assert warning == (
-        f"The first line of {table} has a tab, and whole lines are scored; --dataset scores the "
-        "pairs of a table."
-    )
+    assert warning == f"The first line of {path} {message}"
 
 
 def test_the_only_split_of_a_file_is_proposed(run, tmp_path, capsys):

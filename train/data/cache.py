@@ -80,10 +80,10 @@ def naming_full_cache() -> Iterator[None]:
         yield
     except Exception as error:
         # `datasets` raises an error of its own. The causes of an error can form a circle
-        causes: list[BaseException | None] = [error]
-        while causes[-1] is not None and causes[-1].__cause__ not in causes:
-            causes.append(causes[-1].__cause__)
-        if not any(isinstance(cause, Exception) and is_disk_full(cause) for cause in causes):
+        causes = [error]
+        while isinstance(cause := causes[-1].__cause__, Exception) and cause not in causes:
+            causes.append(cause)
+        if not any(map(is_disk_full, causes)):
             raise
         cache = Path(datasets.config.HF_DATASETS_CACHE)
         raise OSError(
