@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pty
+import re
 import struct
 import subprocess
 import termios
@@ -129,6 +130,29 @@ def test_a_log_file_does_not_get_a_line_a_moment(corpus, tmp_path):
     # as it begins, around the look at the validation loss, and as it ends
     most = 4 + (time.monotonic() - started) // reporting.SECONDS_BETWEEN_LINES
     assert 1 <= said.count("/100 ") <= most
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_training_logs_only_what_a_user_has_to_know(corpus, tmp_path, processes):
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml", train_toys.toy_settings(corpus, tmp_path / "run")
+    )
+    log = train_toys.run_command(recipe, processes=processes).stderr
+    is_bar = re.compile(r"\||.*\[\d\d:\d\d").match
+    lines = [line for line in re.split("[\r\n]+", log) if line.strip() and not is_bar(line)]
+    beginnings = [
+        "validation pairs: kept 11,",
+        "sentences in the training text, validation: source 0 exact",
+        "sentences in the training text, test: source 1 exact",
+        "These sentences can make the scores too high.",
+        f"training pairs of {corpus}: kept 90,",
+        "parameters 12,440, pairs 90,",
+        "step 6: validation loss ",
+        "step 12: validation loss ",
+        "the mean of 2 checkpoints, of steps 8, 12, is in ",
+    ]
+    known = [next(filter(line.startswith, beginnings), line) for line in lines]
+    assert known == beginnings
 
 
 def tensorboard(folder):
