@@ -900,7 +900,6 @@ class TranslationPipeline(Pipeline):
         )
         own_rows = self._pop_own_rows(search_settings, len(texts), is_scored)
         num_returned = self._resolve_num_returned(search_settings)
-        results: list[list[dict[str, Any]]] = [[] for _ in texts]
         tgt_lang = call_settings.prepare_settings.get("tgt_lang")
         tokenizer = self._target_tokenizer
         make_vocabulary = partial(
@@ -924,6 +923,7 @@ class TranslationPipeline(Pipeline):
             name: call_settings.output_settings.get(name, False)
             for name in ("return_scores", "return_alignment")
         }
+        results: list[list[dict[str, Any]]] = [[] for _ in texts]
         # in a batch, all prompts must have one length, and all searches one number of beams
         groups: dict[Any, dict[int, int]] = defaultdict(dict)
         for index, (text, constraint) in enumerate(zip(texts, constraints, strict=True)):
@@ -935,26 +935,11 @@ class TranslationPipeline(Pipeline):
                 )
                 groups[group_key][index] = len(source_ids[index])
             else:
-                # the translation of an empty text is empty
-                empty_score = {"log_probability": 0.0, "score": 0.0, "token_log_probabilities": []}
-                empty_outputs = {
-                    "ids": torch.empty(num_returned, 0, dtype=torch.long),
-                    "scores": [empty_score] * num_returned,
-                    "alignments": [[]] * num_returned,
-                }
-                results[index] = self.postprocess(empty_outputs, **call_settings.output_settings)
-        num_beams = self._search_config(search_settings).num_beams
-        # `generate` refuses a wrong number
-        num_beams = num_beams if is_whole(num_beams) else 1
-        vocab_size = vocab_size_of(self.model.get_decoder())
+                results[index] = self._empty_results(num_returned, call_settings)
         for (_, num_term_tokens, _), lengths in groups.items():
-            num_hypotheses = max(num_beams * (1 + num_term_tokens), num_returned)
-            most_texts = max(1, MOST_LOGITS_PER_STEP // (num_hypotheses * vocab_size))
-            batch_size = call_settings.batch_settings["batch_size"] or most_texts
-            batch_settings = {
-                **call_settings.batch_settings,
-                "batch_size": min(batch_size, most_texts),
-            }
+            batch_settings = self._limit_batches(
+                call_settings, search_settings, num_term_tokens, num_returned
+            )
             for batch in batches_by_length(lengths, **batch_settings):
                 inputs = self._pad([source_ids[index] for index in batch])
                 inputs |= {name: rows[batch] for name, rows in own_rows.items()}
@@ -977,6 +962,35 @@ class TranslationPipeline(Pipeline):
                     start = batch_index * num_returned
                     results[index] = translations[start : start + num_returned]
         return results
+
+    def _empty_results(
+        self, num_returned: int, call_settings: "_CallSettings"
+    ) -> list[dict[str, Any]]:
+        """Return the results for an empty text, whose translation is empty."""
+        empty_score = {"log_probability": 0.0, "score": 0.0, "token_log_probabilities": []}
+        empty_outputs = {
+            "ids": torch.empty(num_returned, 0, dtype=torch.long),
+            "scores": [empty_score] * num_returned,
+            "alignments": [[]] * num_returned,
+        }
+        return self.postprocess(empty_outputs, **call_settings.output_settings)
+
+    def _limit_batches(
+        self,
+        call_settings: "_CallSettings",
+        search_settings: Mapping[str, Any],
+        num_term_tokens: int,
+        num_returned: int,
+    ) -> dict[str, Any]:
+        """Return the settings of batches, with as many texts as `MOST_LOGITS_PER_STEP` allows."""
+        num_beams = self._search_config(search_settings).num_beams
+        # `generate` refuses a wrong number
+        num_beams = num_beams if is_whole(num_beams) else 1
+        num_hypotheses = max(num_beams * (1 + num_term_tokens), num_returned)
+        vocab_size = vocab_size_of(self.model.get_decoder())
+        most_texts = max(1, MOST_LOGITS_PER_STEP // (num_hypotheses * vocab_size))
+        batch_size = call_settings.batch_settings["batch_size"] or most_texts
+        return {**call_settings.batch_settings, "batch_size": min(batch_size, most_texts)}
 
     def _pop_own_rows(
         self, search_settings: dict[str, Any], num_texts: int, is_scored: bool
