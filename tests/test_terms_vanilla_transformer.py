@@ -449,6 +449,8 @@ def test_the_command_takes_terms_prefix_and_glossary(folder, capsys):
     [
         ("dogs\n", "line 1 must have a source term, a tab and a target term, got 'dogs'"),
         ("a\tb\n\tc\n", "line 2 must have a source term"),
+        ("en-US\tde\na\tb\n", "line 1 must have a source term and a target term, got the names"),
+        ("Source term\tTarget term\tNote\n", "got the names of columns, 'Source term"),
         (
             "a\tb\na\tc\n",
             "line 2 must have another source term: 'a' already has the target term 'b'",

@@ -600,9 +600,12 @@ def read_glossary(path: Path) -> dict[str, str]:
         Target term by source term, which is in NFC.
 
     Raises:
-        ValueError: If the file cannot be read, a line has no two terms, or a source term has two
-            target terms; names the line.
+        ValueError: If the file cannot be read, its first line has names of columns, a line has no
+            two terms, or a source term has two target terms; names the line.
     """
+    # imported here, because it imports pyarrow, which only few commands need
+    from .data.tables import is_header
+
     glossary: dict[str, str] = {}
     with opened(path) as file:
         for number, line in enumerate(read_lines(lines_of(file), str(path)), start=1):
@@ -613,6 +616,11 @@ def read_glossary(path: Path) -> dict[str, str]:
                 raise ValueError(
                     f"{path} line {number} must have a source term, a tab and a target term, got "
                     f"{line!r}."
+                )
+            if not glossary and is_header([source, next_cells[0]]):
+                raise ValueError(
+                    f"{path} line {number} must have a source term and a target term, got the "
+                    f"names of columns, {line!r}. Remove this line."
                 )
             source = unicodedata.normalize("NFC", source)
             if glossary.setdefault(source, next_cells[0]) != next_cells[0]:

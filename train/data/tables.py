@@ -130,6 +130,11 @@ def _fold_names(row: Sequence[str]) -> list[str]:
     return [cell.strip().casefold() for cell in row]
 
 
+def _fold_name(cell: str) -> str:
+    """Return a name without its last word if this word only says that it is a text."""
+    return re.sub(r" (text|sentence|segment|language|term)$", "", cell.strip().casefold())
+
+
 def _number_cells(row: Sequence[str]) -> str:
     cell_texts = ", ".join(f"{number} {cell!r}" for number, cell in enumerate(row, start=1))
     return shortened(cell_texts, 3 * LONGEST_VALUE)
@@ -146,22 +151,46 @@ def _find_numbered_columns(
     wanted_columns = column_names(languages, columns)
     column_numbers = [number for number in wanted_columns if isinstance(number, int)]
     if column_numbers and max(column_numbers) <= len(first_row):
+        numbered_cells = [first_row[number - 1] for number in column_numbers]
+        if names := _find_other_names(numbered_cells, languages):
+            raise ValueError(
+                f"{path} must have a pair in its first line if columns are numbers, got "
+                f"{_number_cells(first_row)}. Give the names: {_columns_flag(languages, names)}."
+            )
         return [number - 1 for number in column_numbers]
     has_language = any(_find_named_columns(first_row, [language]) for language in languages)
     other_names = _find_other_names(first_row, languages)
-    is_pair = len(first_row) == 2 and not has_language and not other_names
+    is_pair = (
+        len(first_row) == 2 and not has_language and not other_names and not is_header(first_row)
+    )
     if columns is None and not is_csv and is_pair:
         return [0, 1]
     advice = _separator_advice(first_row, wanted_columns) if is_csv else ""
-    example = ", ".join(
-        f"{language}: {name}"
-        for language, name in zip(languages, other_names or (1, 2), strict=True)
-    )
     raise ValueError(
         f"{path} must have the columns {' and '.join(map(str, wanted_columns))}, got "
-        f"{_number_cells(first_row)}.{advice} To read other columns, give their names, or "
-        f"their numbers if the first line is a pair: --columns '{{{example}}}'."
+        f"{_number_cells(first_row)}.{advice} To read other columns, give their names, or their "
+        f"numbers if the first line is a pair: {_columns_flag(languages, other_names or (1, 2))}."
     )
+
+
+def _columns_flag(languages: Sequence[str], columns: Sequence[str | int]) -> str:
+    pairs = zip(languages, columns, strict=True)
+    return f"--columns '{{{', '.join(f'{language}: {column}' for language, column in pairs)}}}'"
+
+
+def is_header(cells: Sequence[str]) -> bool:
+    """Return whether cells are different names of columns, so not a pair of texts.
+
+    Args:
+        cells: Cells of a row, such as "English" and "French", "en-US" and "fr", or "Source term"
+            and "Target term".
+    """
+    # imported here, because only few files need the names of the languages
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    words = {*LANGUAGES, *LANGUAGES.values(), *chain(*SIDE_WORDS)}
+    names = {re.sub(r"[_-][a-z]{2,4}$", "", _fold_name(cell)) for cell in cells}
+    return len(names) == len(cells) and names <= words
 
 
 def _find_other_names(first_row: Sequence[str], languages: Sequence[str]) -> list[str]:
@@ -174,8 +203,8 @@ def _find_other_names(first_row: Sequence[str], languages: Sequence[str]) -> lis
         code = language.casefold()
         words = {code, LANGUAGES.get(re.split("[_-]", code)[0]), *side_words}
         for cell in first_row:
-            # such as "English", "Source text", "en-US" and "text_en"
-            name = re.sub(r" (text|sentence|segment|language)$", "", cell.strip().casefold())
+            # such as "English", "en-US" and "text_en"
+            name = _fold_name(cell)
             if not words.isdisjoint([name, *re.split("[_.-]", name)]):
                 names.append(cell.strip())
                 break

@@ -173,6 +173,7 @@ def test_empty_lines_before_a_table_do_not_hide_its_separator(tmp_path):
         ("a source", "target"),
         ("target", "das Ziel"),
         ("is German", "ist Deutsch"),
+        ("Latin", "Latin"),
     ],
 )
 def test_a_first_line_with_a_pair_is_not_taken_for_names(pair, tmp_path):
@@ -240,6 +241,8 @@ def test_each_corpus_of_a_mixture_has_its_own_columns(tmp_path):
         ("x.tsv", "German\tEnglish\n", r"must have .* --columns '{en: English, de: German}'"),
         ("x.tsv", "en-US\tde_DE\n", r"must have .* --columns '{en: en-US, de: de_DE}'"),
         ("x.csv", "Source text, tgt,id\n", r"must have .* --columns '{en: Source text, de: tgt}'"),
+        ("x.tsv", "English\tFrench\n", "columns en and de, got 1 'English', 2 'French'. To read"),
+        ("x.tsv", "fr-FR\tit\n", "columns en and de, got 1 'fr-FR', 2 'it'. To read"),
         ("x.tsv", "a\tb\tc\n", r"got 1 'a', 2 'b', 3 'c'.* --columns '{en: 1, de: 2}'"),
         ("x.tsv", "a\n", "must have the columns en and de, got 1 'a'"),
         ("x.csv", "a,b\n", "must have the columns en and de, got 1 'a', 2 'b'"),
@@ -285,6 +288,7 @@ def test_a_column_that_is_not_there_is_refused_with_those_that_are(streaming, tm
         ({"en": "en", "de": "fr"}, "x.parquet", r"column 'fr' of text, got en \(string\), number"),
         ({"en": "en", "de": "fr"}, "x.tsv", "columns en and fr, got 1 'en', 2 'de'"),
         ({"en": 1, "de": 3}, "x.tsv", "columns 1 and 3, got 1 'en', 2 'de'"),
+        ({"en": 2, "de": 1}, "x.tsv", r"a pair in its first line .* '{en: en, de: de}'"),
         ({"en": "en", "de": "number"}, "x.jsonl", "a text in 'number', got number"),
         ({"en": "en", "de": "number"}, "x.parquet", r"column 'number' of text, got"),
     ):
