@@ -184,12 +184,16 @@ def _load_with_datasets(
     """
     load_arguments: dict[str, Any] = {"path": dataset}
     # a single file becomes the training split
-    suffix_match = RECORD_FILE.search(dataset)
-    if suffix_match and Path(dataset).is_file():
-        file_format = suffix_match[1].lower()
-        escaped_path = glob.escape(str(Path(dataset).resolve()))
-        reader = file_format if file_format in ("parquet", "arrow") else "json"
-        load_arguments = {"path": reader, "data_files": {"train": escaped_path}}
+    record_files = {"train": Path(dataset)} if Path(dataset).is_file() else {}
+    record_files |= _find_capital_records(dataset)
+    if record_files:
+        file_format = _file_format(next(iter(record_files.values())), RECORD_FILE)
+        load_arguments = {
+            "path": file_format if file_format in ("parquet", "arrow") else "json",
+            "data_files": {
+                split: glob.escape(str(path.resolve())) for split, path in record_files.items()
+            },
+        }
     if saved_files := _find_saved_files(Path(dataset)):
         load_arguments = {"path": "arrow", "data_files": saved_files}
     whole_path = str(Path(dataset).resolve())
@@ -254,6 +258,20 @@ def _as_tables(names: Sequence[str]) -> tuple[Path, ...]:
         if not PAIR_FILE.search(name):
             raise ValueError(f"{name} must be a table (.tsv or .csv): unpack it.")
     return tuple(map(Path, names))
+
+
+def _find_capital_records(dataset: str) -> dict[str, Path]:
+    """Return the file of each split in a folder if a suffix has capitals; else no files.
+
+    `datasets` itself finds only suffixes in lower case.
+    """
+    files = {
+        split: path
+        for split, names in SPLIT_NAMES.items()
+        for name in names
+        for path in _find_files(str(Path(dataset, name)), *RECORD_SUFFIXES)
+    }
+    return files if any(path.name != path.name.lower() for path in files.values()) else {}
 
 
 def _find_saved_files(folder: Path) -> dict[str, list[str]]:
@@ -449,7 +467,7 @@ def has_columns(dataset: str, source_lang: str, target_lang: str) -> bool:
 def _has_columns(dataset: str, pair_files: Mapping[str, tuple[Path, ...]]) -> bool:
     if not pair_files:
         return dataset != "demo"
-    return any(_pair_file_format(paths[0]) in ("tsv", "csv") for paths in pair_files.values())
+    return any(_file_format(paths[0]) in ("tsv", "csv") for paths in pair_files.values())
 
 
 def is_hub_name(dataset: str, source_lang: str, target_lang: str) -> bool:
@@ -660,22 +678,22 @@ def _read_pairs(
     repair: bool,
 ) -> Iterator[dict[str, Any]]:
     pairs: Iterator[Any]
-    file_format = _pair_file_format(paths[0])
+    file_format = _file_format(paths[0])
     if not file_format:
         pairs = _read_text_pairs(paths, languages, repair)
     elif file_format == "tmx":
         pairs = read_memory(paths[0], languages)
     else:
         pairs = chain.from_iterable(
-            read_table(path, _pair_file_format(path) == "csv", languages, columns, repair)
+            read_table(path, _file_format(path) == "csv", languages, columns, repair)
             for path in paths
         )
     for pair in pairs:
         yield {"translation": pair}
 
 
-def _pair_file_format(path: Path) -> str:
-    match = PAIR_FILE.search(path.name)
+def _file_format(path: Path, pattern: re.Pattern[str] = PAIR_FILE) -> str:
+    match = pattern.search(path.name)
     return match[1].lower() if match else ""
 
 
@@ -699,7 +717,7 @@ def _read_pair_files(
     streaming: bool,
     repair: bool,
 ) -> datasets.Dataset | datasets.IterableDataset:
-    line_counts = [] if _pair_file_format(paths[0]) else [count_lines(path) for path in paths]
+    line_counts = [] if _file_format(paths[0]) else [count_lines(path) for path in paths]
     if len(set(line_counts)) > 1:
         raise ValueError(
             f"{paths[0]} and {paths[1]} must have the same number of lines, "

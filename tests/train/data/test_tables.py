@@ -9,7 +9,7 @@ import datasets
 import pyarrow as pa
 import pytest
 import train_toys
-from corpus_files import OPENERS, as_csv, as_tmx, as_tsv, write_every_kind
+from corpus_files import OPENERS, as_csv, as_jsonl, as_tmx, as_tsv, write_every_kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import feather
@@ -79,6 +79,13 @@ def test_suffixes_are_read_in_any_case(streaming, tmp_path):
     for language in LANGUAGES:
         (tmp_path / f"moses.{language}.gz").rename(tmp_path / f"packed.{language}.GZ")
     assert read(tmp_path / "packed", streaming) == PAIRS
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("train.JSONL", "dev.jsonl", "test.Json.GZ"):
+        with OPENERS[".gz" if name.endswith("GZ") else ""](folder / name, "wt") as file:
+            file.write(as_jsonl(PAIRS))
+    for split in SPLITS:
+        assert read(folder, streaming, split=split) == PAIRS
     with pytest.raises(ValueError, match="dataset must be a file that exists"):
         read("some/pairs.TSV")
 
