@@ -203,6 +203,11 @@ def _load_with_datasets(
             "dataset must be a folder without *, ? and [ in its whole path, which the library "
             f"datasets takes for a pattern, got {whole_path!r}: rename the folder, or give a file."
         )
+    if Path(dataset).exists() and "::" in whole_path:
+        raise ValueError(
+            "dataset must have no :: in its whole path, which the library datasets takes for the "
+            f"end of an address, got {whole_path!r}: rename the folder or the file."
+        )
     # `datasets` locks a file in its cache, even if it reads a dataset from there
     refuse_unwritable_cache(Path(datasets.config.HF_DATASETS_CACHE))
     # without a network the library loads the prepared folder that was modified last, so update the

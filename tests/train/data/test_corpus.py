@@ -352,6 +352,15 @@ def test_a_folder_whose_name_is_a_pattern_is_not_read_as_another_folder(
     assert len(load_translations(str(path), None, "en", "de")["train"]) == 3
 
 
+@pytest.mark.parametrize("dataset", ["a::b", "a::b/train.jsonl"])
+def test_a_path_that_the_library_would_split_is_named(dataset, tmp_path):
+    (tmp_path / "a::b").mkdir()
+    path = tmp_path / "a::b/train.jsonl"
+    path.write_text('{"translation": {"en": "a", "de": "b"}}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="have no :: in its whole path.* rename the folder"):
+        load_translations(str(tmp_path / dataset), None, "en", "de")
+
+
 def test_a_dataset_script_is_refused(tmp_path):
     (tmp_path / f"{tmp_path.name}.py").touch()
     with pytest.raises(ValueError, match=r"cannot be loaded: Dataset scripts are no longer"):
