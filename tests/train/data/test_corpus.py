@@ -357,7 +357,7 @@ def test_a_path_that_the_library_would_split_is_named(dataset, tmp_path):
     (tmp_path / "a::b").mkdir()
     path = tmp_path / "a::b/train.jsonl"
     path.write_text('{"translation": {"en": "a", "de": "b"}}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="have no :: in its whole path.* rename the folder"):
+    with pytest.raises(ValueError, match=r"have no :: in its whole path.* rename the folder"):
         load_translations(str(tmp_path / dataset), None, "en", "de")
 
 
