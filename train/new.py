@@ -265,7 +265,7 @@ def _new_recipe_path(name: str | None) -> Path:
     if not is_name:
         raise ValueError(
             f"the name of the model must be given without a folder, as in "
-            f"`vanilla-transformer new my-model`, got {shown(name)}."
+            f"`vanilla-transformer new my-model`, got {'no name' if name is None else shown(name)}."
         )
     path = Path(f"{str(name).removesuffix('.yaml')}.yaml")
     if path.exists():

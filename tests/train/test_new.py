@@ -244,7 +244,7 @@ def test_an_existing_recipe_is_never_overwritten(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the name of the model must be given .* got None"),
+        ([], "the name of the model must be given .* got no name"),
         (["a/b", "--dataset", "pairs.tsv", *DATA], "without a folder, .* got 'a/b'"),
         (["a\nb", "--dataset", "pairs.tsv", *DATA], "the name of the model must be"),
         (["..", "--dataset", "pairs.tsv", *DATA], "the name of the model must be"),

@@ -238,6 +238,9 @@ def load_texts(config: TrainConfig) -> Texts:
             )
         if corpus is corpora[0]:
             texts.validation, texts.test = splits.get("validation"), splits.get("test")
+            if texts.validation is not None:
+                # refuse a missing text before a vocabulary is learned
+                texts_of(texts.validation.with_format("arrow")[:], languages, "validation")
         train_rows = splits["train"]
         if config.validation_pairs is not None:
             train_rows = drop_overlapping_pairs(train_rows, texts.validation, languages)

@@ -111,6 +111,10 @@ def test_a_missing_side_counts_as_empty(streaming, tmp_path):
         assert (counts["kept"], counts["empty"]) == (8, 1)
     else:
         assert ": kept 8, wrong_encoding 0, empty 1," in data.facts["cleaning"]
+    # every sentence of the validation split counts
+    (tmp_path / "validation.jsonl").write_text(json.dumps(rows[5]) + "\n")
+    with pytest.raises(ValueError, match="validation line 1 must have text in 'de', got None in"):
+        load_texts(config)
 
 
 def test_a_run_without_a_validation_split_warns(tmp_path, caplog):
