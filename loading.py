@@ -1,5 +1,6 @@
 """Load the model, tokenizer and configuration of a run, a folder or a Hub name."""
 
+import errno
 import inspect
 import json
 import re
@@ -53,6 +54,7 @@ from .records import (
     or_null,
     read_json,
     read_text,
+    refuse_lfs_pointer,
     whole_number,
 )
 from .registration import (
@@ -61,7 +63,7 @@ from .registration import (
     VanillaTransformerForConditionalGeneration,
 )
 from .released_code_vanilla_transformer import file_difference
-from .sizes import refuse_other_sizes
+from .sizes import WEIGHT_FILES, refuse_other_sizes
 from .weight_checks import UNREADABLE, check_fit
 
 PUBLIC_CLASS = VanillaTransformerForConditionalGeneration
@@ -107,6 +109,8 @@ TOKENIZER_SCHEMA = mapping(
 )
 # optional packages that some tokenizers of transformers need
 TOKENIZER_PACKAGES = ("sentencepiece", "sacremoses")
+# files of tokenizers that the Hub keeps in LFS
+TOKENIZER_FILES = ("tokenizer.json", "sentencepiece.bpe.model", "spiece.model", "source.spm")
 # advice in commands that never run the code of a tokenizer
 TOKENIZER_WITHOUT_CODE = (
     "Load the tokenizer in Python, and save its backend_tokenizer as a PreTrainedTokenizerFast, "
@@ -372,6 +376,8 @@ def read_tokenizer(
         )
         if tokenizer_file is not None:
             read_json(Path(tokenizer_file), TOKENIZER_SCHEMA)
+        for name in TOKENIZER_FILES:
+            refuse_lfs_pointer(Path(source, name))
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except ImportError as error:
         package_names = [name for name in TOKENIZER_PACKAGES if name in str(error).lower()]
@@ -447,6 +453,12 @@ def _check_source(model_class: type[PreTrainedModel], source: str | Path):
         refuse_code(Path(source, CONFIG_NAME), f"the kernel {kernel} on the Hub", remedy)
     with add_file_to_errors(Path(source, CONFIG_NAME)):
         config = model_class.config_class.from_pretrained(source)
+    weight_files = [path for name in WEIGHT_FILES if (path := Path(source, name)).exists()][:1]
+    if weight_files and weight_files[0].suffix == ".json":
+        weight_files = sorted(Path(source).glob("model-*.safetensors"))
+    for path in weight_files:
+        # this also opens the file: safetensors calls a file missing that it may not read
+        refuse_lfs_pointer(path)
     refuse_other_sizes(config, source)
 
 
@@ -489,12 +501,16 @@ def load_whole(
             ignore_mismatched_sizes=True,
             trust_remote_code=False,
         )
-    except (SafetensorError, AssertionError, json.JSONDecodeError, *UNREADABLE) as error:
+    except (SafetensorError, AssertionError, json.JSONDecodeError, OSError, *UNREADABLE) as error:
+        # EINVAL means that torch read beyond the end of a truncated file
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         # only the first line, because the others of torch's message explain how to load the file
         # in spite of the risk
         reason = str(error).split("\n")[0] or type(error).__name__
         code_match = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"a file that would run {code_match[1]}" if code_match else reason
+        reason = "a truncated file" if isinstance(error, OSError) else reason
         raise ValueError(
             f"{source} must have whole files of weights that fit its {CONFIG_NAME}, got files "
             f"that cannot be loaded: {reason}."

@@ -12,6 +12,8 @@ from .console import shown
 LARGEST_FILE = 1 << 30
 # largest int64, because tensors and other programs cannot store a larger integer
 LARGEST_NUMBER = 2**63 - 1
+# first bytes of the file that Git leaves in place of a file in LFS
+LFS_POINTER = b"version https://git-lfs"
 
 
 class Schema(NamedTuple):
@@ -199,6 +201,25 @@ def check(value: Any, schema: Schema, file: str | Path, field: str = "") -> None
         if entry_schema is NOTHING or not is_allowed:
             raise ValueError(f"{location} must not have {shown(name)}.")
         check(entry, entry_schema, file, entry_field)
+
+
+def refuse_lfs_pointer(path: str | Path):
+    """Refuse a file of a Git repository that was cloned without the files in LFS.
+
+    Args:
+        path: File; a pipe and a missing file are accepted, and not opened.
+
+    Raises:
+        ValueError: If the file is the pointer of a file in LFS.
+        OSError: If the file cannot be read.
+    """
+    if Path(path).is_file():
+        with Path(path).open("rb") as file:
+            if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise ValueError(
+                    f"{path} must be a whole file, got a pointer of Git LFS: run `git lfs pull` in "
+                    "the clone."
+                )
 
 
 def read_text(path: Path) -> str:

@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from ..records import refuse_lfs_pointer
 from ..weight_checks import UNREADABLE, check_stored
 
 
@@ -32,6 +33,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not Path(path).is_file():
         what_exists = "a folder" if Path(path).is_dir() else "no such file"
         raise ValueError(f"a checkpoint must be a file, got {what_exists}: {path}.")
+    refuse_lfs_pointer(path)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             # mmap fails for a compressed archive, which could be far larger in memory than on disk

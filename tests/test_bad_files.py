@@ -76,6 +76,41 @@ def test_a_file_of_a_model_is_named(run, read, file, changes, message):
     assert len(str(refused.value)) < 2000
 
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 5\n"
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("read", LOAD, ids=["load_run", "load", "export_for_hub"])
+def test_a_clone_without_files_in_lfs_is_named(run, read, file):
+    (run / file).write_bytes(LFS_POINTER)
+    with pytest.raises(ValueError, match=rf"{run / file} must be a whole file, .* `git lfs pull`"):
+        read(run)
+
+
+def test_a_shard_in_lfs_is_named(run):
+    load_run(run)[0].save_pretrained(run, max_shard_size="20KB")
+    (run / "model.safetensors").unlink()
+    shard = max(run.glob("model-*.safetensors"))
+    shard.write_bytes(LFS_POINTER)
+    # a file that is not loaded may be a pointer
+    (run / "pytorch_model.bin").write_bytes(LFS_POINTER)
+    with pytest.raises(ValueError, match=rf"{shard} must be a whole file, got a pointer of Git"):
+        load_run(run)
+
+
+def test_weights_that_may_not_be_read_are_not_called_missing(run, monkeypatch):
+    opened = Path.open
+
+    def refuse(path, *arguments, **options):
+        if path.name == "model.safetensors":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ValueError, match=r"Permission denied: .*model\.safetensors"):
+        load_run(run)
+
+
 NOT_JSON = (b"", b"\xff\xfe{\0", b"[" * 99_999, b"{", b'{"a": 1, "a": 2}', b"[]", b"5", b"null")
 
 

@@ -22,7 +22,7 @@ from datasets.packaged_modules.text.text import Text
 from ...configuration_vanilla_transformer import closest_name
 from ...console import LONGEST_VALUE, shortened
 from ...loading import check_local
-from ...records import TEXT, list_of, mapping
+from ...records import TEXT, list_of, mapping, refuse_lfs_pointer
 from ...records import read_json as read_checked_json
 from . import tables, text_files, translation_memories
 from .cache import ensure_cached_file, naming_full_cache, refuse_unwritable_cache
@@ -217,6 +217,8 @@ def _load_with_datasets(
         os.utime(prepared_folder)
     try:
         builder = datasets.load_dataset_builder(**load_arguments, name=name, revision=revision)
+        for file in chain.from_iterable((builder.config.data_files or {}).values()):
+            refuse_lfs_pointer(file)
         has_records = is_json(builder)
         has_tables = isinstance(builder, Csv) and Path(dataset).is_dir()
         if isinstance(builder, Text) and Path(dataset).is_dir():

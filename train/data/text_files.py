@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from ...records import refuse_lfs_pointer
+
 # first bytes of a gzip file
 GZIP_MAGIC = b"\x1f\x8b"
 # errors that the decompressors raise for a truncated file
@@ -184,6 +186,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     """
     opener = COMPRESSIONS.get(path.suffix.lower(), Path.open)
     try:
+        refuse_lfs_pointer(path)
         with opener(path, "rb") as file:
             yield file
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:

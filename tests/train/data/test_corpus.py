@@ -183,6 +183,25 @@ def test_a_truncated_archive_is_refused(tmp_path):
         load_translations(str(tmp_path), None, "en", "de")
 
 
+@pytest.mark.parametrize("name", ["train.en", "train.en.gz", "train.tsv", "train.tmx.xz"])
+@pytest.mark.parametrize("form", ["file", "folder"])
+def test_a_corpus_in_git_lfs_is_named(name, form, tmp_path):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 5\n"
+    for language in ("en", "de") if name.startswith("train.en") else ("en",):
+        (tmp_path / name.replace(".en", f".{language}")).write_bytes(pointer)
+    path = tmp_path / (name if corpora.PAIR_FILE.search(name) else "train")
+    with pytest.raises(ValueError, match=rf"{name} must be a whole file, .* run `git lfs pull` in"):
+        load_translations(str(tmp_path if form == "folder" else path), None, "en", "de")
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.json.gz", "train.parquet", "a/train.csv"])
+def test_a_file_of_a_clone_in_git_lfs_is_named(name, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ValueError, match=rf"{name} must be a whole file, got a pointer of Git LFS"):
+        load_translations(str(tmp_path), None, "en", "de")
+
+
 def test_only_a_line_feed_ends_a_line():
     lines = ["\ufeffone\r\n".encode(), "two\u2028three\n".encode(), b"\n", b"four"]
     assert list(read_lines(lines, "stdin")) == ["one", "two\u2028three", "", "four"]
