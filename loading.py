@@ -103,6 +103,10 @@ TOKENIZER_SCHEMA = mapping(
         "model_max_length": or_null(
             Schema("a number above 0", lambda value: type(value) in (int, float) and value > 0)
         ),
+        # a list in files of old versions
+        "auto_map": Schema(
+            "a mapping of addresses", lambda value: isinstance(value, dict | list | None)
+        ),
         "padding_side": one_of("left", "right"),
         "truncation_side": one_of("left", "right"),
     }

@@ -63,6 +63,7 @@ LOAD = (
         ("config.json", {"transformers_version": None, "hiden_size": 5}, "hiden_size is not a"),
         ("tokenizer_config.json", {"model_max_length": "x"}, "model_max_length must be a number"),
         ("tokenizer_config.json", {"pad_token": 5}, "pad_token must be text"),
+        ("tokenizer_config.json", {"auto_map": "x.T"}, "auto_map must be a mapping of addresses"),
         ("tokenizer.json", {"model": 5}, "cannot be loaded"),
         ("tokenizer.json", {"added_tokens": "x"}, "cannot be loaded"),
     ],

@@ -226,7 +226,8 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         source: Folder, Hub name, or file of a SentencePiece model (.model or .spm).
 
     Returns:
-        Tokenizer that adds its end token, and no other special token, to each sentence.
+        Tokenizer that pads on the right, and adds its end token, and no other special token, to
+        each sentence.
 
     Raises:
         ValueError: If the tokenizer cannot be loaded, needs its own code, is not fast, or has an id
@@ -254,6 +255,8 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
             f"tokenizer {source!r} must be a fast one, got {type(tokenizer).__name__}."
         )
     tokenizer = _complete_special_tokens(tokenizer, source)
+    # generate refuses padding on the left, because the first token has the first position
+    tokenizer.padding_side = "right"
     highest = max(tokenizer.get_vocab().values())
     if highest >= len(tokenizer):
         raise ValueError(

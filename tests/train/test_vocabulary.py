@@ -37,9 +37,12 @@ def make(special, template=None):
 )
 def test_the_tokens_that_training_needs_are_added(special, template, eos, added, tmp_path, caplog):
     caplog.set_level("INFO")
-    make(special, template).save_pretrained(tmp_path / "given")
+    given = make(special, template)
+    given.padding_side = "left"
+    given.save_pretrained(tmp_path / "given")
     tokenizer = load_tokenizer(str(tmp_path / "given"))
     assert tokenizer.eos_token == eos
+    assert tokenizer.padding_side == "right"
     assert [token for token in tokenizer.get_vocab() if token not in WORDS] == added
     assert len(tokenizer) == len(WORDS) + len(added)
     ids = [WORDS.index("cat"), WORDS.index("dog"), tokenizer.eos_token_id]
