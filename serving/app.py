@@ -322,7 +322,8 @@ async def read_fields(request: Request) -> dict[str, Any]:
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
+    # some clients name the character set instead, which other servers ignore
+    if encoding.lower() not in ("identity", "utf-8"):
         raise HTTPException(400, f"The request must not be compressed, got {shown(encoding)}.")
     body = await request.body()
     try:
