@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from ..atomic_files import atomic_file, locked_folder, make_folder, remove, write_atomically
 from ..batches_vanilla_transformer import max_source_tokens
@@ -32,7 +33,6 @@ from ..console import (
     require_nonempty_path,
     run_command,
 )
-from ..loading import load
 from ..pipeline_vanilla_transformer import TranslationPipeline
 from ..records import TEXT, mapping, read_json, whole_number
 from ..tokenization.learning import tokenizer_hash
@@ -50,7 +50,7 @@ from .devices.distribution import (
 from .ending import noticing_requests
 from .recipe import RECIPE_FILE
 from .run_folder.files import read_recipe
-from .translate import add_search_flags, one_line, search_lines
+from .translate import add_search_flags, load_ensemble, one_line, search_lines
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ BLOCK_LINES = 500
 # files of the folder: the pairs, the settings, and until the end a subfolder of translated blocks
 PAIRS_FILE, PLAN_FILE, BLOCKS_FOLDER = "train.jsonl", "synthetic.json", "blocks"
 # settings that may change before a command is resumed, because hashes of the files are compared
-PATH_SETTINGS = ("model", "files")
+PATH_SETTINGS = ("models", "files")
 PLAN_FORMAT = mapping({"command": TEXT, "lines": whole_number(1)})
 # decimal places of a score in the corpus: further ones depend on the number of threads
 SCORE_DIGITS = 4
@@ -77,13 +77,13 @@ class Task(NamedTuple):
 
     Attributes:
         command: `distill` or `back-translate`.
-        model: Run folder, model folder or Hub name.
+        models: Run folders, model folders or Hub names. Several models form an ensemble.
         folder: Folder of the corpus.
-        source_lang: Language that the model translates from.
-        target_lang: Language that the model translates into.
+        source_lang: Language that the models translate from.
+        target_lang: Language that the models translate into.
         files: Text files to translate; empty for the training text of the run.
-        recipe: Recipe of the run; None for another model.
-        search: Settings of the pipeline's call that differ from the model's.
+        recipe: Recipe of the first model; None if it is no run.
+        search: Settings of the pipeline's call that differ from those of the first model.
         seed: Seed of sampling; None if nothing is sampled.
         max_length: Longest line that is translated, in tokens.
         min_score: Lowest score of a pair; None for any.
@@ -91,7 +91,7 @@ class Task(NamedTuple):
     """
 
     command: str
-    model: str
+    models: tuple[str, ...]
     folder: Path
     source_lang: str
     target_lang: str
@@ -135,9 +135,14 @@ def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | 
         in_all_processes(lock)
         # read before the model is loaded, so that a wrong file is reported early
         num_lines, text_sha256 = main_process_first(lambda: _measure_text(task))
-        int8 = bool(task.search.get("int8"))
-        pipeline = in_all_processes(lambda: load(task.model, state.device, trust_remote_code, int8))
-        plan = _make_plan(task, pipeline, num_lines, text_sha256)
+        settings = {
+            "device": state.device,
+            "trust_remote_code": trust_remote_code,
+            "int8": bool(task.search.get("int8")),
+        }
+        pipeline, models = in_all_processes(lambda: load_ensemble(task.models, **settings))
+        tokenizer_sha256 = tokenizer_hash(pipeline.tokenizer)
+        plan = _make_plan(task, models, tokenizer_sha256, num_lines, text_sha256)
         main_process_first(lambda: _write_or_check_plan(state, task.folder, plan))
         try:
             _translate_blocks(state, task, pipeline, num_lines)
@@ -166,7 +171,7 @@ def _measure_text(task: Task) -> tuple[int, str]:
         num_lines += 1
         sha256.update(f"{line}\n".encode())
     if num_lines == 0:
-        names = " and ".join(task.files) or task.model
+        names = " and ".join(task.files) or task.models[0]
         raise ValueError(f"{names} must have at least one line, got none.")
     for path in task.files:
         with opened(Path(path)) as file:
@@ -187,7 +192,7 @@ def _training_rows(task: Task) -> list[datasets.Dataset]:
             f"source must be given, because only the stored training text of a run can be read, "
             f"got {actual}."
         )
-    with explaining_recipe(recipe, Path(task.model, RECIPE_FILE), "another text with --source"):
+    with explaining_recipe(recipe, Path(task.models[0], RECIPE_FILE), "another text with --source"):
         rows: Any = load_texts(recipe).train
     return rows
 
@@ -230,18 +235,23 @@ def _write_or_check_plan(state: PartialState, folder: Path, plan: Mapping[str, A
 
 
 def _make_plan(
-    task: Task, pipeline: TranslationPipeline, num_lines: int, text_sha256: str
+    task: Task,
+    models: Iterable[PreTrainedModel],
+    tokenizer_sha256: str,
+    num_lines: int,
+    text_sha256: str,
 ) -> dict[str, Any]:
     """Return all settings and hashes that determine the pairs, except `min_score`."""
     weights = hashlib.sha256()
-    for name, tensor in sorted(pipeline.model.state_dict().items()):
-        weights.update(name.encode())
-        weights.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    for model in models:
+        for name, tensor in sorted(model.state_dict().items()):
+            weights.update(name.encode())
+            weights.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
     return {
         "command": task.command,
-        "model": task.model,
+        "models": list(task.models),
         "weights_sha256": weights.hexdigest(),
-        "tokenizer_sha256": tokenizer_hash(pipeline.tokenizer),
+        "tokenizer_sha256": tokenizer_sha256,
         "source_lang": task.source_lang,
         "target_lang": task.target_lang,
         "files": list(task.files),
@@ -386,7 +396,12 @@ def _make_parser(command: str, prog: str) -> argparse.ArgumentParser:
         if is_back_translation
         else "teacher model"
     )
-    parser.add_argument("model", metavar="MODEL", help=f"{model_role}: run folder or Hub name")
+    parser.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help=f"{model_role}: run folder or Hub name; several models form an ensemble",
+    )
     parser.add_argument(
         "--target" if is_back_translation else "--source",
         dest="files",
@@ -402,7 +417,7 @@ def _make_parser(command: str, prog: str) -> argparse.ArgumentParser:
         parser.add_argument(
             f"--{side}_lang",
             default=None,
-            help=f"{side} language of MODEL, if MODEL is not a run folder",
+            help=f"{side} language of the first MODEL, if it is not a run folder",
         )
     pair_group = parser.add_argument_group("pairs")
     pair_group.add_argument(
@@ -439,15 +454,16 @@ def _make_parser(command: str, prog: str) -> argparse.ArgumentParser:
 
 def _make_task(command: str, flags: dict[str, Any]) -> Task:
     """Check the flags, and fill in languages and `max_length` from the recipe of a run."""
-    model, tag, search = flags.pop("model"), flags.pop("tag"), flags
+    models, tag, search = flags.pop("models"), flags.pop("tag"), flags
     folder, is_sampled = Path(search.pop("output_dir")), search.pop("sample")
     seed, min_score, max_length, files = (
         search.pop(name) for name in ("seed", "min_score", "max_length", "files")
     )
     languages = {side: search.pop(f"{side}_lang") for side in ("source", "target")}
     recipe = None
-    if (require_nonempty_path(model, "model") / RECIPE_FILE).is_file():
-        recipe = read_recipe(Path(model))
+    model, *_ = [require_nonempty_path(name, "model") for name in models]
+    if (model / RECIPE_FILE).is_file():
+        recipe = read_recipe(model)
         for side, flag_value in languages.items():
             languages[side] = getattr(recipe, f"{side}_lang")
             if flag_value not in (None, languages[side]):
@@ -479,7 +495,7 @@ def _make_task(command: str, flags: dict[str, Any]) -> Task:
         raise ValueError(f"max_length must be at least 1, got {max_length}.")
     return Task(
         command=command,
-        model=model,
+        models=tuple(models),
         folder=require_nonempty_path(folder, "output_dir"),
         source_lang=languages["source"],
         target_lang=languages["target"],

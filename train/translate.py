@@ -9,7 +9,7 @@ import stat
 import sys
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice
@@ -480,10 +480,9 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
         _refuse_output_to_input(path)
         subtitles = read_subtitles(file, file_name) if is_subtitles else []
-        pipeline, other_models = _load_models(runs, trust_remote_code, search.get("int8", False))
+        int8 = search.get("int8", False)
+        pipeline, _ = load_ensemble(runs, trust_remote_code=trust_remote_code, int8=int8)
         _check_num_returned(pipeline, search)
-        if other_models:
-            search["ensemble"] = other_models
         if subtitles:
             yield from _translate_subtitles(pipeline, subtitles, file_name, search, glossary)
             return
@@ -538,21 +537,34 @@ def _check_num_returned(pipeline: TranslationPipeline, search: Mapping[str, Any]
         )
 
 
-def _load_models(
-    runs: list[str], trust_remote_code: bool, int8: bool
+def load_ensemble(
+    names: Sequence[str], **settings: Any
 ) -> tuple[TranslationPipeline, list[PreTrainedModel]]:
-    """Load the first model with its tokenizer, and the other models of an ensemble."""
-    pipeline, *other_pipelines = [
-        load(run, trust_remote_code=trust_remote_code, int8=int8) for run in runs
-    ]
+    """Load several models that translate together, or a single one.
+
+    Args:
+        names: Run folders, model folders or Hub names. The tokenizer and the search settings are
+            those of the first model.
+        **settings: Arguments of `load`.
+
+    Returns:
+        Pipeline whose search averages the probabilities of all models, and these models.
+
+    Raises:
+        ValueError: If a model cannot be loaded, or the models differ in their vocabulary.
+    """
+    others = [load(name, **settings) for name in names[1:]]
+    if others:
+        settings["ensemble"] = [other.model for other in others]
+    pipeline = load(names[0], **settings)
     vocabulary = pipeline.tokenizer.get_vocab()
-    for run, other_pipeline in zip(runs[1:], other_pipelines, strict=True):
-        if other_pipeline.tokenizer.get_vocab() != vocabulary:
+    for name, other in zip(names[1:], others, strict=True):
+        if other.tokenizer.get_vocab() != vocabulary:
             raise ValueError(
-                f"models that translate together must have one vocabulary, but that of {run} "
-                f"differs from that of {runs[0]}."
+                f"models that translate together must have one vocabulary, but that of {name} "
+                f"differs from that of {names[0]}."
             )
-    return pipeline, [other_pipeline.model for other_pipeline in other_pipelines]
+    return pipeline, [pipeline.model, *(other.model for other in others)]
 
 
 def _translate_groups(

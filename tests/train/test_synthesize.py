@@ -84,7 +84,7 @@ def test_the_corpus_is_on_the_disk_before_the_blocks_are_removed(run, tmp_path, 
 
 def test_a_pair_is_not_garbled_by_the_seam_of_its_texts(run, tmp_path):
     # "Ã" and "¤" next to each other are a wrongly decoded "ä"
-    task = synthesize.Task("distill", "", tmp_path, "en", "de", (), None, {}, None, 100, None, "")
+    task = synthesize.Task("distill", (), tmp_path, "en", "de", (), None, {}, None, 100, None, "")
     pipeline = load(run)
 
     def translated(first, second):
@@ -116,6 +116,26 @@ def test_the_sources_of_the_training_text_are_translated(run, tmp_path, capsys):
         assert pair["score"] == pytest.approx(best["score"], abs=6e-5)
     assert said.startswith(f"{len(expected)} pairs are in {tmp_path / 'kd'}, dropped: ")
     assert "train with --source_lang en --target_lang de --mix" in said
+
+
+def test_an_ensemble_is_a_teacher(run, lines, tmp_path, capsys):
+    """The pairs are those of a search with both models; another second model is refused."""
+    checkpoint = run / "checkpoints" / "step-200"
+    words = ["distill", str(run), str(checkpoint), "--source", str(lines), "--num_beams", "2"]
+    assert main([*words, "--output_dir", str(tmp_path / "kd")]) == 0
+    found = pairs_of(tmp_path / "kd")
+    texts = [pair["en"] for pair in found]
+    first, second = load(run), load(checkpoint)
+    together = first(texts, num_beams=2, return_scores=True, ensemble=[second.model])
+    for pair, expected in zip(found, together, strict=True):
+        assert pair["de"] == expected["translation_text"].strip()
+        assert pair["score"] == pytest.approx(expected["score"], abs=2e-4)
+    alone = [result["translation_text"] for result in first(texts, num_beams=2)]
+    assert [pair["de"] for pair in found] != alone
+    capsys.readouterr()
+    words[2] = str(run)
+    assert main([*words, "--output_dir", str(tmp_path / "kd")]) == 1
+    assert "weights_sha256 was" in capsys.readouterr().err
 
 
 def test_the_corpus_of_a_back_translation_can_be_mixed(run, lines, tmp_path, capsys):

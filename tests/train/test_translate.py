@@ -364,13 +364,13 @@ def test_a_file_that_cannot_be_read_is_named_before_a_model_is_loaded(tmp_path):
     ],
 )
 def test_the_last_word_is_a_model_if_it_can_only_be_one(words, file, tmp_path, monkeypatch):
-    def load_models(runs, *_):
+    def load_ensemble(runs, **_):
         raise LookupError(runs)
 
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    monkeypatch.setattr(translate, "_load_models", load_models)
+    monkeypatch.setattr(translate, "load_ensemble", load_ensemble)
     if file is None:
         with pytest.raises(LookupError) as error:
             list(translate.run(words, prog="translate"))
