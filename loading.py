@@ -217,7 +217,10 @@ def load_run(
     if _has_file(run, ADAPTER_FILE) and not _has_file(run, CONFIG_NAME):
         return _load_with_adapters(run, trust_remote_code, of_library)
     if Path(run).is_dir() and not Path(run, CONFIG_NAME).is_file():
-        raise ValueError(f"{RUN_RULE}, got {str(run)!r}, a folder without {CONFIG_NAME}.")
+        raise ValueError(
+            f"{RUN_RULE}, got {str(run)!r}, a folder without {CONFIG_NAME}."
+            f"{conversion_advice(Path(run))}"
+        )
     try:
         model = load_whole(_model_class_of(run, trust_remote_code, of_library), run, of_library)
         # the tokenizer of a checkpoint is in the run folder
@@ -539,6 +542,23 @@ def load_whole(
     return model
 
 
+def conversion_advice(path: Path) -> str:
+    """Return a sentence that says how to convert a model of another toolkit, or an empty string.
+
+    Args:
+        path: Folder or file that holds no model of transformers.
+    """
+    suffixes = {file.suffix for file in ([path] if path.is_file() else path.iterdir())}
+    if ".npz" in suffixes:
+        return (
+            " Convert a model of Marian (.npz) with `python -m "
+            "transformers.models.marian.convert_marian_to_pytorch` of transformers 4."
+        )
+    if ".pt" in suffixes:
+        return " `vanilla-transformer convert` reads checkpoints (.pt) of fairseq and OpenNMT-py."
+    return ""
+
+
 def is_allowed_on_hub(name: str) -> bool:
     """Return whether the Hub allows a name. The Hub is not asked.
 
@@ -575,7 +595,10 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
     if path.is_dir() and name.strip():
         return
     if path.is_file():
-        raise ValueError(f"{rule}, got the file {name!r}: give its folder.")
+        advice = conversion_advice(path)
+        raise ValueError(
+            f"{rule}, got the file {name!r}{f'.{advice}' if advice else ': give its folder.'}"
+        )
     # not for datasets, because a local folder may have the name of a user on the Hub
     is_in_folder = kind == "model" and path.parent != Path() and path.parent.is_dir()
     if is_in_folder or not is_allowed_on_hub(name):

@@ -160,7 +160,7 @@ def refuse_other_sizes(config: PreTrainedConfig, source: str | Path) -> None:
 
 
 def _weight_bytes(source: str | Path) -> int | None:
-    """Return the size of a model's weight files in bytes, or None if they are not local yet."""
+    """Return the size of a model's weight files in bytes, or None if no file is local."""
     folder = Path(source)
     if not folder.is_dir():
         files = (
@@ -172,4 +172,5 @@ def _weight_bytes(source: str | Path) -> int | None:
         if first_file is None or first_file.endswith(".json"):
             return None
         folder = Path(first_file).parent
-    return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    sizes = [path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES]
+    return sum(sizes) if sizes else None

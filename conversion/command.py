@@ -18,6 +18,7 @@ from ..console import parse_flags, require_empty_folder
 from ..loading import (
     TOKENIZER_WITHOUT_CODE,
     check_local,
+    conversion_advice,
     load_whole,
     read_config,
     read_tokenizer,
@@ -93,6 +94,7 @@ def _from_library(kind: str, source: str) -> Converted:
     except OSError as error:
         raise ValueError(
             f"SOURCE must be a model of transformers' {kind}, got {source}: {error}"
+            f"{conversion_advice(Path(source))}"
         ) from error
     if model_type is None:
         raise ValueError(

@@ -11,8 +11,15 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from ..console import LONGEST_VALUE, shortened
 from ..records import refuse_lfs_pointer
 from ..weight_checks import UNREADABLE, check_stored
+
+# advice for checkpoints whose vocabulary is stored in classes
+OLD_OPENNMT = (
+    " Convert a checkpoint of OpenNMT-py 2 first, with tools/convertv2_v3.py of the repository of "
+    "OpenNMT-py 3."
+)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -46,16 +53,21 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             raise
         # quote only the class: torch's message explains how to load the file in spite of the risk
         needed_class = re.search(r"GLOBAL (\S+)", str(error))
+        is_old = needed_class and needed_class[1].startswith(("onmt.", "torchtext."))
         raise ValueError(
             f"{path} must be a checkpoint of tensors and settings alone, which runs no code, got "
             + (
-                f"one that needs {needed_class.group(1)}."
+                f"one that needs {needed_class.group(1)}.{OLD_OPENNMT if is_old else ''}"
                 if needed_class
                 else "a file that torch cannot read."
             )
         ) from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
-        raise ValueError(f"{path} must be a checkpoint with a model, got none in it.")
+        entries = checkpoint if isinstance(checkpoint, dict) else [type(checkpoint).__name__]
+        raise ValueError(
+            f"{path} must be a checkpoint of fairseq or OpenNMT-py, with the entry 'model', got "
+            f"{shortened(', '.join(map(str, entries)), LONGEST_VALUE)}."
+        )
     # a model that was saved inside DistributedDataParallel has this prefix
     checkpoint["model"] = {
         str(name).removeprefix("module."): tensor for name, tensor in checkpoint["model"].items()

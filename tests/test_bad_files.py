@@ -8,6 +8,7 @@ import pytest
 import train_toys
 
 from vanilla_transformer.cli import main
+from vanilla_transformer.conversion.command import run as run_convert
 from vanilla_transformer.loading import load, load_run
 from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.averaging import average_run
@@ -109,6 +110,29 @@ def test_weights_that_may_not_be_read_are_not_called_missing(run, monkeypatch):
 
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ValueError, match=r"Permission denied: .*model\.safetensors"):
+        load_run(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("model.npz", r"Convert a model of Marian .*\.convert_marian_to_pytorch"),
+        ("model.pt", "`vanilla-transformer convert` reads checkpoints"),
+    ],
+)
+def test_a_model_of_another_toolkit_is_refused_with_the_way_to_convert_it(name, advice, tmp_path):
+    (tmp_path / name).touch()
+    for source, rest in ((tmp_path, "a folder without config.json"), (tmp_path / name, name)):
+        with pytest.raises(ValueError, match=rf"{rest}'?\. {advice}"):
+            load_run(source)
+    with pytest.raises(ValueError, match=advice):
+        run_convert(["marian", str(tmp_path), str(tmp_path / "out")], "convert")
+
+
+def test_a_large_model_without_weights_is_not_refused_for_its_sizes(run):
+    (run / "model.safetensors").unlink()
+    change(run / "config.json", hidden_size=4096)
+    with pytest.raises(ValueError, match=r"no file named model\.safetensors"):
         load_run(run)
 
 

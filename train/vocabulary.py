@@ -7,6 +7,8 @@ from pathlib import Path
 from tokenizers.models import BPE, Unigram, WordPiece
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+from transformers.utils import CONFIG_NAME
 
 from ..atomic_files import atomic_folder, finish_all, write_atomically
 from ..loading import TOKENIZER_WITHOUT_CODE, check_local, read_tokenizer
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 SAMPLED_SENTENCES, MOST_UNKNOWN = 1000, 0.5
 # text that hardly any vocabulary has: the cuneiform sign A
 RARE_TEXT = "\U00012000"
+# suffixes of the files of SentencePiece models
+PIECE_SUFFIXES = (".model", ".spm")
 # file beside a learned vocabulary, with the SHA-256 of each corpus that it was learned from
 TEXT_FILE = "text_sha256.txt"
 
@@ -233,7 +237,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         ValueError: If the tokenizer cannot be loaded, needs its own code, is not fast, or has an id
             that is not below its number of tokens.
     """
-    if source.endswith((".model", ".spm")):
+    if source.endswith(PIECE_SUFFIXES):
         if not Path(source).is_file():
             raise ValueError(f"tokenizer must be a file that exists, got {source!r}.")
         tokenizer = read_sentence_pieces(source)
@@ -249,6 +253,12 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         if path.suffix != ".json" and path.is_file():
             raise ValueError(f"{rule}, got the file {source!r}, which no tokenizer is read from.")
         check_local(source, rule)
+        pieces = sorted(file.name for file in path.glob("*") if file.suffix in PIECE_SUFFIXES)
+        tokenizer_files = ("tokenizer.json", TOKENIZER_CONFIG_FILE, CONFIG_NAME)
+        if pieces and not any((path / name).is_file() for name in tokenizer_files):
+            raise ValueError(
+                f"{rule}, got the folder {source!r} with {' and '.join(pieces)}: give a file."
+            )
         tokenizer = read_tokenizer(source, remedy=TOKENIZER_WITHOUT_CODE)
     if not tokenizer.is_fast:
         raise ValueError(

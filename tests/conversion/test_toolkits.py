@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from argparse import Namespace
 from math import erf, exp, pi, sqrt, tanh
 from pathlib import Path
@@ -447,6 +448,21 @@ def test_a_checkpoint_that_is_cut_off_or_none_is_named(name, tmp_path):
         convert(tmp_path)
     with pytest.raises(ValueError, match="a checkpoint must be a file, got no such file"):
         convert(tmp_path / "nowhere")
+    torch.save({"model_state": {}, "steps": 5}, path)
+    with pytest.raises(ValueError, match="with the entry 'model', got model_state, steps"):
+        convert(path)
+
+
+def test_a_checkpoint_of_opennmt_py_2_is_refused_with_the_program_that_converts_it(tmp_path):
+    # it pickles its vocabulary as classes
+    module = types.ModuleType("onmt.inputters")
+    module.Field = type("Field", (), {"__module__": "onmt.inputters"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "onmt", types.ModuleType("onmt"))
+        patch.setitem(sys.modules, "onmt.inputters", module)
+        torch.save({"model": {}, "vocab": {"src": module.Field()}}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"needs onmt\.inputters\.Field\. .*convertv2_v3\.py"):
+        from_opennmt(tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize(

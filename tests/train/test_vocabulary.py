@@ -87,6 +87,12 @@ def test_a_sentencepiece_model_that_is_not_there_is_refused():
         load_tokenizer("my/x.model")
 
 
+def test_a_folder_with_only_a_sentencepiece_model_is_refused_with_its_file(tmp_path):
+    path, _ = make_pieces(tmp_path)
+    with pytest.raises(ValueError, match=rf"got the folder .* with {path.name}: give a file\."):
+        load_tokenizer(str(tmp_path))
+
+
 def save_words(folder, model):
     """Save a tokenizer as the library tokenizers does: without the names of special tokens."""
     backend = Tokenizer(model)
