@@ -213,6 +213,7 @@ class SearchMixin(_Base):
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
         self._forgo_unusable_cache(config, kwargs)
+        self._encode_as_forward(config, model_inputs, kwargs)
         source_length, num_sentences = source_shape(model_inputs)
         terms = None
         if required_tokens is not None and any(required_tokens):
@@ -237,32 +238,23 @@ class SearchMixin(_Base):
         if engine is not None and kwargs.get("encoder_outputs") is None:
             memory = engine.encode(kwargs["input_ids"], kwargs.get("attention_mask"))
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
-        self._encode_without_other_arguments(config, model_inputs, kwargs)
         output = library_generate(None, generation_config, stopping_criteria=all_criteria, **kwargs)
         if engine is not None and config.return_dict_in_generate:
             output[CACHE_NAME] = None
         return output
 
-    @staticmethod
-    def _name_inputs(inputs: Tensor | None, kwargs: dict[str, Any]):
+    def _name_inputs(self, inputs: Tensor | None, kwargs: dict[str, Any]):
         """Pass each input of the model in the form and under the name that the library reads."""
         if inputs is not None:
-            # transformers accepts the source under two names, `inputs` and `input_ids`
-            if kwargs.get("input_ids") is not None:
-                raise ValueError("inputs and input_ids are two names of one argument: give one.")
-            kwargs["input_ids"] = inputs
-        encoder_outputs = kwargs.get("encoder_outputs")
-        if isinstance(encoder_outputs, tuple | list):
-            # the library's beam search needs the names
-            kwargs["encoder_outputs"] = BaseModelOutput(*encoder_outputs)
-        elif isinstance(encoder_outputs, ModelOutput):
+            # transformers accepts the source under two names, `inputs` and `input_ids`; a class
+            # with an encoder of speech or images names its own
+            name = self.main_input_name
+            if kwargs.get(name) is not None:
+                raise ValueError(f"inputs and {name} are two names of one argument: give one.")
+            kwargs[name] = inputs
+        if kwargs.get("encoder_outputs") is not None:
             # a copy, because the library's beam search repeats the rows in place
-            kwargs["encoder_outputs"] = copy.copy(encoder_outputs)
-        elif encoder_outputs is not None:
-            raise ValueError(
-                "encoder_outputs must be the output of the encoder or a tuple, got "
-                f"{type(encoder_outputs).__name__}."
-            )
+            kwargs["encoder_outputs"] = copy.copy(output_of_encoder(kwargs["encoder_outputs"]))
         # each version of the library reads the cache under one of two names
         cache = one_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
         if cache is not None:
@@ -293,8 +285,8 @@ class SearchMixin(_Base):
             # the library refuses a setting that neither configuration has
             kwargs.pop("max_extra_tokens", None)
         if inputs is not None:
-            model_inputs["input_ids"] = inputs
-        self._encode_without_other_arguments(config, model_inputs, kwargs)
+            model_inputs[self.main_input_name] = inputs
+        self._encode_as_forward(config, model_inputs, kwargs)
         if not source_shape(model_inputs)[0]:
             return given_config, []
         return self._limit_length(config, given_config, model_inputs, kwargs)
@@ -304,26 +296,32 @@ class SearchMixin(_Base):
         stacks = self.get_encoder(), self.get_decoder()
         return set().union(*map(own_arguments, (self, self.base_model, *stacks)))
 
-    def _encode_without_other_arguments(
-        self, config: GenerationConfig, inputs: Mapping[str, Any], kwargs: dict[str, Any]
+    def _encode_as_forward(
+        self, config: GenerationConfig, inputs: dict[str, Any], kwargs: dict[str, Any]
     ):
-        """Encode here if the released encoder would refuse an argument of another part.
+        """Encode here if the library would call the encoder in another way than `forward` does.
 
-        The library passes all arguments to the encoder, also those of the decoder or of the head.
+        The library passes arguments of the decoder or of the head too, which the released encoder
+        refuses. To a changed encoder, it passes further arguments that `forward` does not pass, but
+        no mask if the encoder has another name for `**kwargs`.
         """
         encoder = self.get_encoder()
         is_released = getattr(encoder.forward, "__qualname__", "") == ENCODER_FORWARD
-        if not is_released or kwargs.get("encoder_outputs") is not None:
-            return
         names = own_arguments(encoder)
-        if not self._own_arguments().difference(names) & kwargs.keys():
+        if is_released and not self._own_arguments().difference(names) & kwargs.keys():
             return
         names |= {"input_ids", "attention_mask", "inputs_embeds"}
-        kwargs["encoder_outputs"] = encoder(
-            **{name: value for name, value in inputs.items() if name in names},
-            output_attentions=config.output_attentions,
-            output_hidden_states=config.output_hidden_states,
-        )
+        arguments = {name: value for name, value in inputs.items() if name in names}
+        has_source = bool(arguments.keys() - {"attention_mask"})
+        if inputs.get("encoder_outputs") is not None or not has_source:
+            return
+        for name in ("output_attentions", "output_hidden_states"):
+            if getattr(config, name):
+                arguments[name] = True
+        kwargs["encoder_outputs"] = output_of_encoder(encoder(**arguments))
+        if not source_shape(inputs)[0]:
+            # speech or an image, whose length only the encoder knows
+            inputs["encoder_outputs"] = kwargs["encoder_outputs"]
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]):
         # the search passes this output to every `forward`, also to one with only `**kwargs`
@@ -609,6 +607,25 @@ class SearchMixin(_Base):
         if mode:
             forget_engine(self)
         return super().train(mode)
+
+
+def output_of_encoder(outputs: Any) -> ModelOutput:
+    """Return the output of an encoder as an output object of transformers.
+
+    Args:
+        outputs: Output object of transformers, or a tuple that begins with the memory.
+
+    Raises:
+        ValueError: If the output is neither.
+    """
+    if isinstance(outputs, tuple | list):
+        return BaseModelOutput(*outputs)
+    if not isinstance(outputs, ModelOutput):
+        raise ValueError(
+            "the output of the encoder must be a tuple or an output of transformers, such as "
+            f"BaseModelOutput, got {type(outputs).__name__}."
+        )
+    return outputs
 
 
 def one_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:

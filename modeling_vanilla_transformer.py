@@ -48,7 +48,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
-from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -65,6 +65,7 @@ from .generation_vanilla_transformer import (
     SearchMixin,
     cached_length,
     decoder_cache,
+    output_of_encoder,
     warn_of_layers_without_cache,
 )
 from .released_code_vanilla_transformer import warn_of_other_code
@@ -705,14 +706,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
                 inputs_embeds=inputs_embeds,
                 **arguments_of_stack(self.encoder, self.decoder, kwargs),
             )
-            # an encoder of transformers may return an output of another class
-            if not isinstance(encoder_outputs, ModelOutput):
-                raise ValueError(
-                    "the encoder must return an output of transformers, such as BaseModelOutput, "
-                    f"got {type(encoder_outputs).__name__}."
-                )
-        elif not isinstance(encoder_outputs, ModelOutput):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        # the encoder may be of another class, whose output may have other fields
+        encoder_outputs = output_of_encoder(encoder_outputs)
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,

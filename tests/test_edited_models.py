@@ -218,6 +218,44 @@ def test_an_argument_that_no_part_declares_is_refused(edit, kind, source):
         model.generate(**source, **unknown)
 
 
+@torch.no_grad()
+def greedily(model, inputs, num_tokens):
+    """Translate by calling the whole model for each token, without a cache."""
+    ids = torch.full((4, 1), model.config.decoder_start_token_id)
+    for _ in range(num_tokens):
+        logits = model(**inputs, decoder_input_ids=ids, use_cache=False).logits[:, -1]
+        ids = torch.cat((ids, logits.argmax(-1, keepdim=True)), dim=1)
+    return ids
+
+
+class TemperatureDecoder(modeling.VanillaTransformerDecoder):
+    def forward(self, *args, temperatures, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.last_hidden_state = output.last_hidden_state * temperatures[:, None, None]
+        return output
+
+
+def replace_both_stacks(model):
+    replace_encoder(model)
+    model.model.decoder = TemperatureDecoder(model.config)
+
+
+def test_arguments_of_several_changed_parts_reach_them(source):
+    model = edited(replace_both_stacks)
+    model.generation_config.eos_token_id = None
+    speakers = {"speaker_ids": torch.tensor([0, 1, 2, 3])}
+    arguments = {"temperatures": torch.tensor([-1.0, 0.5, 1.0, 2.0])}
+    expected = greedily(model, {**source, **speakers, **arguments}, 5)
+    inputs = {**source, **speakers, **arguments, "max_new_tokens": 5}
+    assert expected.equal(model.generate(**inputs))
+    assert expected.equal(model.generate(**inputs, custom_generate=search_of_the_library))
+    memory = model.get_encoder()(**source, **speakers)
+    inputs |= {"eos_token_id": model.config.eos_token_id}
+    given = {**inputs, "input_ids": None, "encoder_outputs": memory}
+    for search in SEARCHES[1:]:
+        assert model.generate(**inputs, **search).equal(model.generate(**given, **search))
+
+
 def test_the_arguments_of_the_released_model_are_those_of_its_code():
     names = set()
     for kind in (
@@ -436,10 +474,109 @@ def test_an_encoder_that_returns_no_output_of_transformers_is_named(source):
         model.model.encoder = RecurrentEncoder(23, returned=lambda x: x)
 
     model = edited(replace, tie_word_embeddings=False)
-    with pytest.raises(ValueError, match="such as BaseModelOutput, got Tensor"):
-        model(**source, labels=source["input_ids"])
+    memory = model.get_encoder()(**source)
+    for call in (
+        lambda: model(**source, labels=source["input_ids"]),
+        lambda: model(encoder_outputs=memory, labels=source["input_ids"]),
+        lambda: model.generate(**source),
+        lambda: model.generate(encoder_outputs=memory),
+    ):
+        with pytest.raises(ValueError, match="such as BaseModelOutput, got Tensor"):
+            call()
     with pytest.raises(NotImplementedError, match="but RecurrentEncoder has none"):
         model.get_input_embeddings()
+
+
+class AnyNameEncoder(nn.Module):
+    """Encoder around the released one, with its own name for further arguments."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, *inputs, **others):
+        return self.encoder(*inputs, **others)
+
+
+class TupleEncoder(nn.Module):
+    """Encoder that takes no further arguments, and returns a tuple."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, input_ids, attention_mask=None, inputs_embeds=None):
+        return self.encoder(input_ids, attention_mask, inputs_embeds).to_tuple()
+
+
+def patch_encoder(model):
+    forward = model.model.encoder.forward
+    model.model.encoder.forward = lambda *inputs, **others: forward(*inputs, **others)
+
+
+def wrap_encoder(kind):
+    def wrap(model):
+        model.model.encoder = kind(model.model.encoder)
+
+    return wrap
+
+
+@pytest.mark.parametrize(
+    "change",
+    [patch_encoder, wrap_encoder(AnyNameEncoder), wrap_encoder(TupleEncoder)],
+    ids=["patched", "any name", "tuple"],
+)
+def test_the_encoder_of_a_search_gets_what_that_of_forward_gets(change, source):
+    model = edited(lambda model: None)
+    search = {"num_beams": 3, "length_penalty_alpha": 0.6, "max_new_tokens": 6}
+    searches = [{**source, **settings, "max_new_tokens": 6} for settings in SEARCHES]
+    expected = [model.generate(**settings) for settings in searches]
+    without_mask = model.generate(source["input_ids"], **search)
+    assert without_mask.tolist() != expected[2].tolist()
+    change(model)
+    assert [model.generate(**settings).tolist() for settings in searches] == [
+        each.tolist() for each in expected
+    ]
+    eos = model.generation_config.eos_token_id
+    model.generation_config.eos_token_id = None
+    assert greedily(model, source, 6).equal(model.generate(**source, max_new_tokens=6))
+    assert without_mask.equal(model.generate(source["input_ids"], **search, eos_token_id=eos))
+
+
+class SpeechEncoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frames = nn.Linear(7, WIDTH)
+
+    def forward(self, input_features=None, **kwargs):
+        return (self.frames(input_features),)
+
+
+class SpeechModel(VanillaTransformerForConditionalGeneration):
+    main_input_name = "input_features"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.encoder = SpeechEncoder()
+        self.post_init()
+
+
+def test_the_encoder_may_read_speech():
+    model = edited(lambda model: None, SpeechModel, tie_word_embeddings=False)
+    features = torch.randn(4, 9, 7)
+    model(input_features=features, labels=torch.full((4, 3), 5)).loss.backward()
+    model.generation_config.eos_token_id = None
+    # 9 frames and 3 more tokens
+    expected = greedily(model, {"input_features": features}, 12)
+    assert expected.equal(model.generate(features, max_extra_tokens=3))
+    assert expected.equal(model.generate(input_features=features, max_extra_tokens=3))
+    for search in SEARCHES:
+        settings = {**search, "eos_token_id": model.config.eos_token_id, "max_new_tokens": 5}
+        found = model.generate(features, **settings)
+        memory = model.get_encoder()(features)
+        assert found.equal(model.generate(encoder_outputs=memory, **settings))
+    with pytest.raises(ValueError, match="inputs and input_features are two names"):
+        model.generate(features, input_features=features)
 
 
 def test_the_embeddings_of_another_encoder_are_resized(source):

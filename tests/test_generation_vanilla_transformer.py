@@ -849,7 +849,7 @@ def test_encoder_outputs_serve_many_searches(model, source, search, engine):
 def test_encoder_outputs_of_another_type_are_refused(model, source, engine):
     memory = model.get_encoder()(**source).last_hidden_state
     for given in (memory, {"last_hidden_state": memory}):
-        message = f"output of the encoder or a tuple, got {type(given).__name__}"
+        message = f"must be a tuple or an output .* BaseModelOutput, got {type(given).__name__}"
         with pytest.raises(ValueError, match=message):
             model.generate(encoder_outputs=given, **PAPER, engine=engine)
 
