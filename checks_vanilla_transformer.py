@@ -273,18 +273,25 @@ def is_whole(value: Any) -> bool:
 
 
 def plain_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace numbers of NumPy, some of which transformers refuses, by those of Python.
+    """Replace numbers of NumPy and torch, some of which transformers refuses, by those of Python.
 
     Args:
         settings: Search settings and inputs by name.
 
     Returns:
-        Settings by name; arrays stay as they are.
+        Settings by name; arrays, and tensors that are inputs, stay as they are.
     """
     return {
-        name: value.item() if type(value).__module__ == "numpy" and value.shape == () else value
+        name: value.item() if _is_number_of_library(name, value) else value
         for name, value in settings.items()
     }
+
+
+def _is_number_of_library(name: str, value: Any) -> bool:
+    is_number = type(value).__module__ == "numpy" or (
+        isinstance(value, Tensor) and name in (*MINIMUM_OF_SETTING, *NUMBER_SETTINGS)
+    )
+    return is_number and value.shape == ()
 
 
 def check_numbers(settings: Mapping[str, Any]):

@@ -793,8 +793,15 @@ def test_a_text_can_end_a_translation(translate, search, engine):
     assert translate.model.generate(**inputs, **settings, **stop).shape[1] < 9
 
 
-def test_numbers_of_numpy_are_numbers(model, source):
+def test_numbers_of_numpy_and_torch_are_numbers(model, source):
     expected = model.generate(**source, num_beams=2, max_new_tokens=5, length_penalty_alpha=0.5)
+    found = model.generate(
+        **source,
+        num_beams=torch.tensor(2),
+        max_new_tokens=torch.tensor(5),
+        length_penalty_alpha=torch.tensor(0.5),
+    )
+    assert found.tolist() == expected.tolist()
     found = model.generate(
         **source,
         num_beams=np.int64(2),
