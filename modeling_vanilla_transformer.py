@@ -115,6 +115,10 @@ def eager_attention(
     Returns:
         The weighted values [B, Q, h, d_v] and the weights [B, h, Q, K].
     """
+    # CODEPATH: heads of a changed attention may share keys and values
+    if (group_size := query.shape[1] // key.shape[1]) > 1:
+        key = key.repeat_interleave(group_size, dim=1)
+        value = value.repeat_interleave(group_size, dim=1)
     context, weights = scaled_dot_product_attention(query, key, value, mask, dropout)
     return context.transpose(1, 2).contiguous(), weights
 

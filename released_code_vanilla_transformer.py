@@ -459,7 +459,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "create_bidirectional_mask": "2a80c02e743bb2ce",
         "create_causal_mask": "73927767e615f2bd",
         "decoder_cache": "92ab3aacdd3e6a7d",
-        "eager_attention": "4258edc91f427f12",
+        "eager_attention": "69cee3318b38f522",
         "math": "b67c9ddef3e0c371",
         "merge_with_config_defaults": "58859508ad22e652",
         "nn": "5ee2fc1d4e7e0465",

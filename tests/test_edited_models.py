@@ -618,6 +618,13 @@ def test_heads_may_share_keys_and_values(source):
         assert found.equal(model.generate(**{**source, **search, "use_cache": False}, max_length=7))
         static = {**search, "use_cache": True, "cache_implementation": "static"}
         assert found.equal(model.generate(**source, **static, max_new_tokens=6))
+    with torch.no_grad():
+        expected = model(**source, labels=source["input_ids"]).logits
+        model.set_attn_implementation("eager")
+        output = model(**source, labels=source["input_ids"], output_attentions=True)
+    torch.testing.assert_close(output.logits, expected, rtol=1e-5, atol=1e-5)
+    for weights in (output.encoder_attentions, output.decoder_attentions, output.cross_attentions):
+        assert {each.shape for each in weights} == {(4, 6, 7, 7)}
 
 
 def test_heads_that_share_keys_are_refused_by_the_engine(source):
