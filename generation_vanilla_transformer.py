@@ -582,10 +582,16 @@ class SearchMixin(_Base):
         if getattr(self, "hf_quantizer", None) is not None:
             return
         with torch.device("meta"):
-            released_names = set(type(self)(self.config).state_dict())
-        names = set(self.state_dict() if state_dict is None else state_dict)
+            released_state = type(self)(self.config).state_dict()
+        state = self.state_dict() if state_dict is None else state_dict
+        weights, released_weights = (
+            {(name, getattr(weight, "shape", None)) for name, weight in each.items()}
+            for each in (state, released_state)
+        )
         # a given dictionary may have tied weights once
-        if different_names := sorted((names ^ released_names) - self.all_tied_weights_keys.keys()):
+        missing_copies = self.all_tied_weights_keys.keys() - state.keys()
+        names = {name for name, _ in weights ^ released_weights}
+        if different_names := sorted(names - missing_copies):
             warn_once(
                 "%s cannot load this changed model: %s weights differ from those of the "
                 "configuration, the first is %s. If layers were removed, set encoder_layers and "

@@ -719,6 +719,11 @@ def test_a_change_that_loading_would_lose_is_named(small_model, tmp_path, warnin
     model.config.decoder_layers = 1
     model.save_pretrained(tmp_path)
     assert len(warnings_of_search) == 1
+    feed_forward = model.model.encoder.layers[1].feed_forward
+    feed_forward.fc1 = nn.Linear(WIDTH, 5)
+    feed_forward.fc2 = nn.Linear(5, WIDTH)
+    model.save_pretrained(tmp_path)
+    assert "3 weights differ" in warnings_of_search.pop()
     # the change of a user's class is in its code
     edited(replace_encoder_layers).save_pretrained(tmp_path)
     assert len(warnings_of_search) == 1
