@@ -53,6 +53,22 @@ RECORD_FILE = re.compile(rf"\.({'|'.join(RECORD_SUFFIXES)})(\.(gz|xz|bz2|zst))?$
 # suffixes of tables and translation memories, which this package reads itself
 PAIR_SUFFIXES = ("tsv", "csv", "tmx")
 PAIR_FILE = re.compile(rf"\.({'|'.join(PAIR_SUFFIXES)})(\.(gz|xz|bz2|zst))?$", re.IGNORECASE)
+# errors of `datasets` for a folder without files that it knows
+NO_DATA_FILES = (
+    datasets.exceptions.DataFilesNotFoundError,
+    datasets.data_files.EmptyDatasetError,
+)
+# advice for files that can be converted, by suffix
+FORMAT_ADVICE = {
+    **dict.fromkeys((".zip", ".tar", ".tgz"), "Unpack the archive."),
+    **dict.fromkeys((".xls", ".xlsx", ".ods"), "Save it as a table (.csv)."),
+    **dict.fromkeys(
+        (".po", ".xlf", ".xliff", ".sdlxliff", ".mxliff"),
+        "Convert it to a translation memory (.tmx).",
+    ),
+    ".txt": "If tabs separate its columns, give it the suffix .tsv. If it has the sentences of one "
+    "language, end its name with the language instead of .txt.",
+}
 # files that `save_to_disk` of `datasets` writes for several splits, and for one
 SAVED_SPLITS = mapping({"splits": list_of(TEXT, least=1)})
 SAVED_FILES = mapping({"_data_files": list_of(mapping({"filename": TEXT}), least=1)})
@@ -217,8 +233,9 @@ def _load_with_datasets(
         os.utime(prepared_folder)
     try:
         builder = datasets.load_dataset_builder(**load_arguments, name=name, revision=revision)
-        for file in chain.from_iterable((builder.config.data_files or {}).values()):
-            refuse_lfs_pointer(file)
+        if Path(dataset).exists():
+            for file in chain.from_iterable((builder.config.data_files or {}).values()):
+                refuse_lfs_pointer(file)
         has_records = is_json(builder)
         has_tables = isinstance(builder, Csv) and Path(dataset).is_dir()
         if isinstance(builder, Text) and Path(dataset).is_dir():
@@ -232,11 +249,17 @@ def _load_with_datasets(
             )
     # the library raises RuntimeError for a dataset that is a loading script
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        settings = {"name": name, "revision": revision}
+        described = " and ".join(f"{key} {value!r}" for key, value in settings.items() if value)
+        reason = " ".join(str(error.__cause__ or error).split())
+        if isinstance(error, NO_DATA_FILES) and Path(dataset).is_dir():
+            reason = (
+                "it must have a table or records for each split, such as train.tsv, or a text file "
+                f"for each language, such as train.{languages[0]} and train.{languages[1]}"
+            )
         raise ValueError(
-            f"dataset {dataset!r} with name {name!r}"
-            f"{f' and revision {revision!r}' if revision else ''} cannot be loaded"
-            f"{_folder_description(dataset)}: "
-            f"{' '.join(str(error.__cause__ or error).split())}"
+            f"dataset {dataset!r}{f' with {described}' if described else ''} cannot be loaded"
+            f"{_folder_description(dataset)}: {reason}"
         ) from error
     json_languages: dict[str, list[str]] = {}
     if has_records:
@@ -384,10 +407,11 @@ def _closest_prefix(path: Path, languages: Sequence[str]) -> str:
 
 def _format_advice(path: Path) -> str:
     """Return a sentence with what to do with a file of an unknown kind, or an empty string."""
+    # the first suffix counts in the order of the table: a .txt can be in an archive
     suffixes = {suffix.lower() for suffix in path.suffixes}
-    if not suffixes.isdisjoint((".zip", ".tar", ".tgz")):
-        return " Unpack the archive."
-    return " If tabs separate its columns, give it the suffix .tsv." if ".txt" in suffixes else ""
+    return next(
+        (f" {advice}" for suffix, advice in FORMAT_ADVICE.items() if suffix in suffixes), ""
+    )
 
 
 def _prepared_folder(dataset: str) -> Path:
@@ -669,13 +693,14 @@ def describe_pair_files(dataset: str, source_lang: str, target_lang: str) -> str
 
 
 def _folder_description(dataset: str) -> str:
-    """Return the part of the error that lists the training files in the folder of the dataset."""
+    """Return the part of the error that lists the training files, or all files, of a folder."""
     folder = Path(dataset)
     if not folder.exists():
         return ", and is not a local folder"
     # the folder may contain text files in other languages than the requested ones
-    training_files = sorted(path.name for path in folder.glob("train.*"))
-    return f", and has {', '.join(training_files)}" if training_files else ""
+    paths = sorted(folder.glob("train.*")) or sorted(folder.glob("*"))
+    names = shortened(", ".join(path.name for path in paths), LONGEST_VALUE)
+    return f", and has {names}" if names else ""
 
 
 def _read_pairs(

@@ -134,6 +134,15 @@ def test_a_folder_without_the_languages_is_refused_with_the_files_that_it_has(tm
     write_pair(tmp_path, b"a\n", b"b\n")
     with pytest.raises(ValueError, match=r"cannot be loaded, and has train.de, train.en: "):
         load_translations(str(tmp_path), None, "fr", "cs")
+    # the names of FLORES
+    for split in ("dev", "devtest"):
+        for language in ("eng_Latn", "deu_Latn"):
+            (tmp_path / f"{language}.{split}").write_bytes(b"a\n")
+    for language in ("en", "de"):
+        (tmp_path / f"train.{language}").unlink()
+    message = r"and has deu_Latn\.dev, .*: it must have .*, such as train\.en and train\.de$"
+    with pytest.raises(ValueError, match=message):
+        load_translations(str(tmp_path), None, "en", "de")
 
 
 def write_pair(folder, english, german):
@@ -305,7 +314,7 @@ def test_a_language_without_its_file_is_named(corpus):
 
 
 def test_a_missing_dataset_is_refused(tmp_path):
-    for name in ("notes.txt", "corpus.txt.ZIP", "corpus.tar.xz"):
+    for name in ("notes.txt", "corpus.txt.ZIP", "corpus.tar.xz", "de.po", "pairs.XLSX"):
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"Hub name, got 'a--b/c': no such folder"):
         load_translations("a--b/c", None, "en", "de")
@@ -315,8 +324,10 @@ def test_a_missing_dataset_is_refused(tmp_path):
         (
             "notes.txt",
             "must be a file of records .*, a table .*, or the prefix of two text files, before .en"
-            r".*notes.txt'\. If tabs separate its columns, give it the suffix .tsv\.",
+            r".*notes.txt'\. If tabs separate its columns, give it the suffix .tsv\. If it has",
         ),
+        ("de.po", r"got '.*de.po'\. Convert it to a translation memory \(\.tmx\)\."),
+        ("pairs.XLSX", r"got '.*pairs.XLSX'\. Save it as a table \(\.csv\)\."),
         ("corpus.txt.ZIP", r"got '.*corpus.txt.ZIP'\. Unpack the archive\."),
         ("corpus.tar.xz", r"got '.*corpus.tar.xz'\. Unpack the archive\."),
     ):
@@ -382,7 +393,7 @@ def test_a_path_that_the_library_would_split_is_named(dataset, tmp_path):
 
 def test_a_dataset_script_is_refused(tmp_path):
     (tmp_path / f"{tmp_path.name}.py").touch()
-    with pytest.raises(ValueError, match=r"cannot be loaded: Dataset scripts are no longer"):
+    with pytest.raises(ValueError, match=r"loaded, and has .*py: Dataset scripts are no longer"):
         load_translations(str(tmp_path), None, "en", "de")
 
 
