@@ -264,7 +264,7 @@ def engine_precision(settings: Mapping[str, Any]) -> str | None:
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number, of Python or of NumPy.
+    """Return whether a value is an integer, of Python or of NumPy.
 
     Args:
         value: Value of a setting.
@@ -490,7 +490,7 @@ def check_ids(name: str, ids: Any, vocab_size: int):
     """
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex():
         raise ValueError(
-            f"{name} must be a tensor of whole numbers, [B, T], got "
+            f"{name} must be a tensor of integers, [B, T], got "
             f"{ids.dtype if isinstance(ids, Tensor) else type(ids).__name__}."
         )
     if ids.numel() == 0:

@@ -49,7 +49,11 @@ def _parser() -> argparse.ArgumentParser:
 
     def add_verb(name: str, run: Any, help_text: str, takes_more: bool = False):
         added = verbs.add_parser(
-            name, help=help_text, description=help_text, add_help=not takes_more, allow_abbrev=False
+            name,
+            help=help_text,
+            description=f"{help_text[0].upper()}{help_text[1:]}.",
+            add_help=not takes_more,
+            allow_abbrev=False,
         )
         added.set_defaults(run=run, parser=added, takes_more=takes_more)
         return added
@@ -65,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     group = average.add_argument_group(
         "checkpoints", "at most one of these flags; without a flag, the recipe decides"
     )
-    group.add_argument("--num_checkpoints", type=int, help="average this many last checkpoints")
+    group.add_argument(
+        "--num_checkpoints", type=int, help="average this number of checkpoints, the last ones"
+    )
     group.add_argument(
         "--minutes", type=float, help="average the checkpoints of the last minutes of training"
     )
@@ -86,11 +92,16 @@ def _parser() -> argparse.ArgumentParser:
         takes_more=True,
     )
 
-    add_verb("distill", _synthesize, "translate training text into a corpus", takes_more=True)
+    add_verb(
+        "distill",
+        _synthesize,
+        "translate training text, to train a smaller model on",
+        takes_more=True,
+    )
     add_verb(
         "back-translate",
         _synthesize,
-        "translate text of the target language into a corpus",
+        "translate monolingual text, to train on the pairs",
         takes_more=True,
     )
     add_verb("serve", _serve, "serve translations over HTTP", takes_more=True)
@@ -100,9 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add_verb("convert", _convert, "convert a checkpoint from another toolkit", takes_more=True)
     add_verb("export", _export, "export a model to another inference engine", takes_more=True)
 
-    push = add_verb(
-        "push", _push, "publish a model on the Hub; it loads with or without this package"
-    )
+    push = add_verb("push", _push, "publish a model on the Hub, with its code")
     push.add_argument("model", metavar="RUN", help="run folder, model folder or Hub name")
     push.add_argument("repo_id", metavar="USER/NAME", help="repository on the Hub")
     push.add_argument(
@@ -137,7 +146,7 @@ def _tokenize(arguments: argparse.Namespace, verb_arguments: list[str]):
         raise ValueError("--resume must not be given to tokenize: there is nothing to resume.")
     if switches.dry_run == MEASURED_PREVIEW:
         raise ValueError(
-            "--dry_run must be without 'measured' for tokenize, which trains no model."
+            "--dry_run must not be 'measured' for tokenize, which trains no model to measure."
         )
     if config.tokenizer is not None:
         raise ValueError(

@@ -254,8 +254,8 @@ def refuse_home_sign(path: str | Path, name: str):
     """
     if Path(path).parts[:1] == ("~",):
         raise ValueError(
-            f"{name} must be a whole path, because only a shell replaces ~ by the home folder, and "
-            f"only at the beginning of an argument, got {shown(str(path))}."
+            f"{name} must be a path without ~, which only a shell replaces, and only at the "
+            f"beginning of an argument, got {shown(str(path))}: write out the home folder."
         )
 
 

@@ -151,7 +151,7 @@ class SearchMixin(_Base):
 
                 - `length_penalty_alpha`: Alpha of the length penalty, which selects the paper's
                   beam search. Section 6.1.
-                - `max_extra_tokens`: Maximum number of tokens by which a translation is longer than
+                - `max_extra_tokens`: Maximum number of tokens of a translation beyond the length of
                   its source. Section 6.1.
                 - `precision`: "fp32" or "bf16", in which a CPU computes the linear layers; by
                   default that of the weights. "bf16" needs a CPU with instructions for it.

@@ -450,8 +450,8 @@ def _check_source(model_class: type[PreTrainedModel], source: str | Path):
             ) from error
     if _has_file(source, ADAPTER_FILE):
         raise ValueError(
-            f"{source} must be a whole model, got adapters, whose {ADAPTER_FILE} names their base "
-            "model. Merge them into this model first, with merge_and_unload of peft."
+            f"{source} must be a complete model, got adapters, whose {ADAPTER_FILE} names their "
+            "base model. Merge them into this model first, with merge_and_unload of peft."
         )
     config_entries = read_config(source)
     kernel = config_entries.get("attn_implementation")
@@ -519,8 +519,8 @@ def load_whole(
         reason = f"a file that would run {code_match[1]}" if code_match else reason
         reason = "a truncated file" if isinstance(error, OSError) else reason
         raise ValueError(
-            f"{source} must have whole files of weights that fit its {CONFIG_NAME}, got files "
-            f"that cannot be loaded: {reason}."
+            f"{source} must have complete weight files that fit its {CONFIG_NAME}, got files that "
+            f"cannot be loaded: {reason}."
         ) from error
     missing_names, unexpected_names, mismatched_weights = (
         loading_info[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")

@@ -235,7 +235,7 @@ class TranslationPipeline(Pipeline):
             if size is None and name == "batch_size":
                 continue
             if not is_whole(size) or size < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}.")
+                raise ValueError(f"{name} must be an integer of at least 1, got {size!r}.")
         split_sentences = prepare_settings.pop("split_sentences", False)
         target_settings = {name: prepare_settings.pop(name, None) for name in TARGET_SETTINGS}
         if split_sentences and output_settings.get("return_tensors"):
@@ -1029,7 +1029,7 @@ class TranslationPipeline(Pipeline):
         count = next(filter(None, counts), 1) if given_count is None else given_count
         if not is_whole(count) or count < 1:
             raise ValueError(
-                f"num_return_sequences must be a whole number of at least 1, got {count!r}."
+                f"num_return_sequences must be an integer of at least 1, got {count!r}."
             )
         return count
 

@@ -65,7 +65,7 @@ TRUTH = Schema("true or false", lambda value: isinstance(value, bool))
 
 
 def whole_number(least: int | None = None) -> Schema:
-    """Describe a whole number.
+    """Describe an integer.
 
     Args:
         least: Smallest value; None for any.
@@ -73,7 +73,7 @@ def whole_number(least: int | None = None) -> Schema:
     Returns:
         The description.
     """
-    rule = "a whole number" + ("" if least is None else f" of at least {least}")
+    rule = "an integer" + ("" if least is None else f" of at least {least}")
     return Schema(
         rule,
         lambda value: (

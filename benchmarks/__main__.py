@@ -103,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
         "--sizes",
         type=_name_parser(SIZES),
         default=["small", "base"],
-        help=f"model sizes, from {', '.join(SIZES)}, with commas between (default: small,base)",
+        help=f"model sizes, from {', '.join(SIZES)}, separated by commas (default: small,base)",
     )
     flags_parser.add_argument(
         "--model_vocab_size",
@@ -142,7 +142,7 @@ def _add_part_flags(flags_parser: argparse.ArgumentParser):
         type=_name_parser(TRAINED_PEERS),
         default=list(TRAINED_PEERS),
         help="implementations to compare with Marian in training, from "
-        f"{', '.join(TRAINED_PEERS)}, with commas between (default: all that are installed); all "
+        f"{', '.join(TRAINED_PEERS)}, separated by commas (default: all that are installed); all "
         "are in memory at once; usual is Marian on random sentences",
     )
     translation = flags_parser.add_argument_group("flags of translation")
@@ -151,19 +151,19 @@ def _add_part_flags(flags_parser: argparse.ArgumentParser):
         type=_name_parser(MODELS),
         default=[],
         help="models of transformers to translate with in place of --sizes, random weights, from "
-        f"{', '.join(MODELS)}, with commas between",
+        f"{', '.join(MODELS)}, separated by commas",
     )
     translation.add_argument(
         "--beams",
         type=_parse_numbers,
         default=[1, 4],
-        help="beam sizes, with commas between (default: 1,4)",
+        help="beam sizes, separated by commas (default: 1,4)",
     )
     translation.add_argument(
         "--batch_sizes",
         type=_parse_numbers,
         default=[1, 32],
-        help="sentences in a batch of translation, with commas between (default: 1,32)",
+        help="sentences in a batch of translation, separated by commas (default: 1,32)",
     )
     data = flags_parser.add_argument_group("flags of data")
     data.add_argument(
@@ -196,7 +196,7 @@ def _add_part_flags(flags_parser: argparse.ArgumentParser):
 def _parse_numbers(text: str) -> list[int]:
     if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", text):
         raise argparse.ArgumentTypeError(
-            f"must be numbers from 1 with commas between, got {text!r}"
+            f"must be numbers from 1, separated by commas, got {text!r}"
         )
     return [int(number) for number in text.split(",")]
 

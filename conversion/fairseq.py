@@ -157,7 +157,7 @@ def fairseq_tokenizer(
     if codes_file is None:
         tokenizer = token_tokenizer(tokens, "<pad>", adds_eos=True)
         return tokenizer, (
-            f"The tokenizer reads and writes tokens with spaces between: {folder} has a dictionary "
+            f"The tokenizer reads and writes tokens separated by spaces: {folder} has a dictionary "
             f"but no BPE codes ({' or '.join(CODES_FILES)})."
         )
     settings = _settings(content)

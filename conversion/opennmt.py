@@ -130,7 +130,7 @@ def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, 
     # adds_eos=False, because OpenNMT-py adds no end token to a source
     tokenizer = token_tokenizer(tokens, "<blank>", adds_eos=False)
     return tokenizer, (
-        "The tokenizer reads and writes tokens with spaces between: the checkpoint has the "
+        "The tokenizer reads and writes tokens separated by spaces: the checkpoint has the "
         "vocabulary, but not the BPE codes or the SentencePiece model that split text into tokens."
     )
 

@@ -229,7 +229,7 @@ class Api:
         if type(alternatives) is not int or not 0 <= alternatives <= max_alternatives:
             raise HTTPException(
                 400,
-                f"alternatives must be a whole number from 0 to {max_alternatives}, got "
+                f"alternatives must be an integer from 0 to {max_alternatives}, got "
                 f"{shown(alternatives)}.",
             )
         return TranslationRequest(texts, is_list, model, source, target, alternatives)
@@ -396,7 +396,7 @@ def _answer_failure(error: Exception) -> JSONResponse:
     # the message may quote the text of a client
     trace = "".join(traceback.format_tb(error.__traceback__))
     logger.error("a request failed with %s:\n%s", type(error).__name__, trace.rstrip())
-    return JSONResponse({"error": "The server failed to answer. Its log has the reason."}, 500)
+    return JSONResponse({"error": "The server failed. Its log has the reason."}, 500)
 
 
 def build_app(

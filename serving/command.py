@@ -164,13 +164,13 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "--max_waiting",
         type=int,
         default=MAX_WAITING,
-        help="maximum number of requests that wait for their answer (default: %(default)s)",
+        help="maximum number of waiting requests (default: %(default)s)",
     )
     limits.add_argument(
         "--timeout",
         type=float,
         default=TIMEOUT,
-        help="seconds after which a request is refused (default: %(default)g)",
+        help="maximum time until the response, in seconds (default: %(default)g)",
     )
     add_trust_flag(parser)
     return parser

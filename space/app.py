@@ -90,8 +90,8 @@ FONT_MONO = ["ui-monospace", "monospace"]
 NO_TRANSLATION = "attention needs a translation, got none yet."
 PAPER_URL = "https://arxiv.org/abs/1706.03762"
 DEMO_VOCABULARY_NOTE = (
-    "The demo's model knows dates, times, numbers, money, countries, languages and a few first "
-    "names, as in the examples. It has never seen other words."
+    "The demo's model was trained on dates, times, numbers, money, countries, languages and a few "
+    "first names, as in the examples. It has never seen other words."
 )
 
 logger = logging.getLogger(__name__)

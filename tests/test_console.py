@@ -121,7 +121,7 @@ def test_a_folder_without_a_name_is_refused(path):
 
 @pytest.mark.parametrize("path", ["~", "~/runs/a"])
 def test_a_folder_that_is_called_like_the_sign_of_the_home_folder_is_refused(path):
-    with pytest.raises(ValueError, match=f"output_dir must be a whole path, .*, got '{path}'"):
+    with pytest.raises(ValueError, match=f"output_dir must be a path without ~, .*, got '{path}'"):
         require_nonempty_path(path, "output_dir")
     assert require_nonempty_path("runs/~", "output_dir") == Path("runs/~")
 

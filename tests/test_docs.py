@@ -299,7 +299,7 @@ def test_the_numbers_of_a_page_are_those_of_the_studies(name):
         text = re.sub(r"(?:^\|.*\n)+", "", text, count=1, flags=re.MULTILINE)
     text = re.sub(r"\$[^$]*\$|`[^`]*`|\]\([^)]*\)", " ", text)
     tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
-    # whole numbers of the prose are mostly those of the paper's sections
+    # integers of the prose are mostly those of the paper's sections
     quoted = {*NUMBER.findall(tables), *(one for one in NUMBER.findall(text) if "." in one)}
     sections = set(re.findall(r"\b(?:[Ss]ections?|Python) (\d\.\d+(?:\.\d)?)", text))
     studies = set(re.findall(r"\]\((?:\.\./)+(results/[\w-]+/[\w-]+)/README\.md", PAGES[name]))

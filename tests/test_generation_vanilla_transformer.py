@@ -716,8 +716,8 @@ def test_a_setting_out_of_range_is_refused(small_model, name, values):
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ([[5, 6]], "input_ids must be a tensor of whole numbers, .* got list"),
-        (torch.tensor([[5.0, 6.0]]), "input_ids must be a tensor of whole numbers, .*float32"),
+        ([[5, 6]], "input_ids must be a tensor of integers, .* got list"),
+        (torch.tensor([[5.0, 6.0]]), "input_ids must be a tensor of integers, .*float32"),
         (torch.tensor([5, 6]), r"input_ids must be \[B, T\], got \[2\]"),
         (torch.tensor([[5, 23]]), "input_ids must be at least 0 and below the vocabulary size 23"),
     ],

@@ -429,7 +429,7 @@ def test_an_invalid_name_is_refused_before_any_request(run_folder, repo_id):
         ("nothing", "run must be a run folder, a model folder or a Hub name"),
         ("no configuration", "run must be a run folder.*run', a folder without config.json"),
         ("no weights", "run must be a run folder.*model.safetensors"),
-        ("half the weights", "run must have whole files of weights.*incomplete"),
+        ("half the weights", "run must have complete weight files.*incomplete"),
         ("no tokenizer", "must hold a tokenizer.json"),
         ("another model", "run must be a vanilla_transformer, got a marian"),
         ("a model of an engine", "run must be .*run', whose config.json names no model_type"),

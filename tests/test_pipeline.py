@@ -265,9 +265,9 @@ def test_int8_is_a_setting_of_the_search(translate, model, tokenizer, monkeypatc
 def test_a_misspelt_setting_is_refused(translate):
     with pytest.raises(ValueError, match="num_beam"):
         translate(TEXTS[0], num_beam=2)
-    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be an integer of at least 1, got 0"):
         TranslationPipeline(translate.model, translate.tokenizer, batch_size=0)(TEXTS)
-    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be an integer of at least 1, got 0"):
         translate(TEXTS, batch_size=0)
 
 
@@ -463,7 +463,7 @@ def test_threads_that_truncate_and_threads_that_do_not_share_a_tokenizer(model, 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, "2", True, []])
 def test_the_number_of_translations_must_be_a_whole_number(translate, count):
-    with pytest.raises(ValueError, match="num_return_sequences must be a whole number of at least"):
+    with pytest.raises(ValueError, match="num_return_sequences must be an integer of at least"):
         translate("dogs", num_return_sequences=count)
 
 

@@ -42,10 +42,10 @@ def test_content_that_matches_its_description_is_read(more, tmp_path):
     ("text", "message"),
     [
         ('{"step": 3}', "file.json must have names, got"),
-        ('{"step": true, "names": ["a"]}', "step must be a whole number of at least 0, got True"),
-        ('{"step": -1, "names": ["a"]}', "step must be a whole number of at least 0, got -1"),
-        ('{"step": 3.0, "names": ["a"]}', "step must be a whole number of at least 0, got 3.0"),
-        (f'{{"step": {10**30}, "names": ["a"]}}', "step must be a whole number of at least 0"),
+        ('{"step": true, "names": ["a"]}', "step must be an integer of at least 0, got True"),
+        ('{"step": -1, "names": ["a"]}', "step must be an integer of at least 0, got -1"),
+        ('{"step": 3.0, "names": ["a"]}', "step must be an integer of at least 0, got 3.0"),
+        (f'{{"step": {10**30}, "names": ["a"]}}', "step must be an integer of at least 0"),
         ('{"step": 3, "names": []}', "names must be a list of at least 1, got"),
         ('{"step": 3, "names": ["a", 1]}', r"names\[1\] must be text, got 1"),
         (r'{"step": 3, "names": ["\u0000"]}', r"names\[0\] must be text, got '\\x00'"),
@@ -63,7 +63,7 @@ def test_content_that_matches_its_description_is_read(more, tmp_path):
         ("[]", "file.json must be a mapping"),
         ("", "file.json must be JSON, got ''"),
         ("{", "file.json must be JSON, got '{'"),
-        (json.dumps({**GOOD, "step": "x" * 10**6}), "step must be a whole number .*xxx"),
+        (json.dumps({**GOOD, "step": "x" * 10**6}), "step must be an integer .*xxx"),
     ],
 )
 def test_other_content_is_refused_in_a_short_sentence(text, message, tmp_path):
@@ -80,7 +80,7 @@ def test_a_bad_line_is_named_and_an_unfinished_one_left_out(tmp_path):
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert read_json_lines(path, mapping({"step": whole_number(0)})) == [{"step": 1}, {"step": 2}]
     path.write_text('{"step": 1}\n{"step": "2"}\n')
-    with pytest.raises(ValueError, match=r"file\.jsonl line 2: step must be a whole number"):
+    with pytest.raises(ValueError, match=r"file\.jsonl line 2: step must be an integer"):
         read_json_lines(path, mapping({"step": whole_number(0)}))
 
 

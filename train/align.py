@@ -34,16 +34,15 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     """
     parser = pairs_parser(
         prog,
-        "Align the words of sentences and their translations by the attention of a model. Write a "
-        "line for each sentence pair, with pairs source-target of word numbers from 0, such as "
-        "0-0 1-2; spaces separate words.",
+        "Align the words of sentences and their translations by the attention of a model. Write "
+        "one line for each sentence pair, with pairs of source and target word numbers, from 0, "
+        "such as 0-0 1-2. Words are separated by spaces.",
     )
     parser.add_argument(
         "--choose_heads",
         action="store_true",
-        help=f"choose the attention heads that align these pairs best, with the first {MOST_PAIRS} "
-        f"of them, and save them in the {GENERATION_CONFIG_NAME} of RUN, a folder; give validation "
-        "data",
+        help=f"choose the attention heads that align the first {MOST_PAIRS} pairs best, and save "
+        f"them in the {GENERATION_CONFIG_NAME} of RUN, which must be a folder; use validation data",
     )
     settings = vars(parse_flags(parser, argv))
     folder, chooses_heads = Path(settings["run"]), settings.pop("choose_heads")

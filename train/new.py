@@ -154,31 +154,31 @@ MODEL_REASONS = {
     "hidden_size encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
     "encoder_ffn_dim decoder_ffn_dim": "Size of the model: larger for a larger corpus, because a "
     "large model overfits few pairs.",
-    "dropout": "Dropout of the run.",
+    "dropout": "Dropout, as in the run.",
     "initializer_gain": "Initial weights smaller than the paper's: the loss falls faster "
     "(results/multi30k-en-de).",
 }
 SETTING_REASONS = {
-    "vocab_size": "Tokens of the vocabulary, as in the run.",
+    "vocab_size": "Size of the vocabulary, as in the run.",
     "paper_row": "Size of the model: a row of the paper's Table 3.",
     "model": MODEL_REASONS,
-    "tokens_per_step length_groups_per_step": "Batch: source tokens and target tokens of a step. A "
-    "small batch gives more updates in the same time.",
-    "max_steps": "Steps of training. The run on {pairs} pairs had {steps}. The number of steps "
+    "tokens_per_step length_groups_per_step": "Batch size: source tokens and target tokens of a "
+    "step. A small batch gives more updates in the same time.",
+    "max_steps": "Training steps. The run on {pairs} pairs had {steps}. The number of steps "
     "grows with the square root of the number of pairs, from {fewest} pairs on.",
-    "warmup_steps learning_rate_factor": "The learning rate rises to {peak}, the highest of the "
-    "run, in the same share of all steps.",
+    "warmup_steps learning_rate_factor": "The learning rate rises to {peak}, the peak of the run, "
+    "in the same share of all steps.",
     "cooldown_steps": "The learning rate decays linearly to zero at the end, in the same share of "
     "all steps.",
     "bpe_dropout": "BPE-dropout: words are split into tokens at random, in several ways that the "
     "epochs use in turn. This data augmentation helps when there are few pairs.",
-    "max_grad_norm": "A gradient with a larger norm is clipped: one batch cannot spoil the model.",
+    "max_grad_norm": "A gradient with a larger norm is clipped: one batch cannot damage the model.",
     "eval_every_steps": "Steps between two evaluations of the validation loss.",
     "save_every_steps num_averaged_checkpoints": "The model of the run is the mean of its last "
     "checkpoints, section 6.1.",
     "precision": "This machine has instructions for bf16. Set fp32 on a machine that has none.",
-    MAX_MINUTES: "The run ends after these minutes at the latest. The numbers of steps above fit "
-    "into this time on the machine that wrote the recipe: a step took {seconds} seconds.",
+    MAX_MINUTES: "Maximum training time in minutes. The numbers of steps above fit into this time "
+    "on the machine that wrote the recipe: a step took {seconds} seconds.",
 }
 # settings that a recipe always contains, even with their default values
 ALWAYS_WRITTEN = (

@@ -40,8 +40,9 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     """
     parser = pairs_parser(
         prog,
-        "Compute the log-probability of each translation, and write it to stdout: natural "
-        "logarithm, tab, this logarithm divided by the length penalty of the model's search.",
+        "Compute the log-probability of each translation. Write one line for each sentence pair: "
+        "the log-probability (natural logarithm), a tab, and the log-probability divided by the "
+        "length penalty of the model's search.",
     )
     parser.add_argument(
         "--jsonl",
@@ -82,7 +83,7 @@ def pairs_parser(prog: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
     for name, description_of_file in (
         ("source", "sentences"),
-        ("target", "translations, as many lines"),
+        ("target", "translations, with the same number of lines"),
     ):
         parser.add_argument(
             f"--{name}",

@@ -177,7 +177,7 @@ def _measure_text(task: Task) -> tuple[int, str]:
         with opened(Path(path)) as file:
             if "\t" in next(read_lines(lines_of(file), path), ""):
                 logger.warning(
-                    "The first line of %s has a tab, and whole lines are translated; `cut -f 1` "
+                    "The first line of %s has a tab, but whole lines are translated; `cut -f 1` "
                     "takes the first column of a file.",
                     path,
                 )
@@ -430,12 +430,12 @@ def _make_parser(command: str, prog: str) -> argparse.ArgumentParser:
         "--max_length",
         type=int,
         default=None,
-        help=f"drop lines with more tokens (that of the run, or {DEFAULT_MAX_LENGTH})",
+        help=f"drop lines with more tokens (default: that of the run, or {DEFAULT_MAX_LENGTH})",
     )
     pair_group.add_argument(
-        "--tag", default="", help="text before each translation, such as '<BT>' (none)"
+        "--tag", default="", help="text to put before each translation, such as '<BT>'"
     )
-    sampling_group = parser.add_argument_group("sampling, in place of a beam search")
+    sampling_group = parser.add_argument_group("sampling, in place of beam search")
     sampling_group.add_argument(
         "--sample",
         action="store_true",

@@ -49,29 +49,33 @@ logger = logging.getLogger(__name__)
 SEARCH_FLAGS = {
     "num_beams": (int, "beam size"),
     "length_penalty_alpha": (float, "length penalty, section 6.1"),
-    "max_extra_tokens": (int, "maximum number of output tokens beyond the source length"),
+    "max_extra_tokens": (
+        int,
+        "maximum number of tokens of a translation beyond the length of its source",
+    ),
 }
 # characters at which `str.splitlines` splits
 LINE_ENDS = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 TABS_WARNING = (
-    "The first line of {} has a tab, and whole lines are translated; --column 1 takes one column."
+    "The first line of {} has a tab, but whole lines are translated. To translate one column, give "
+    "--column, for example --column 1."
 )
 # first line of JSON lines, markup, an office document or a PDF
 NO_SENTENCE = re.compile(r'\{"|\[\{|<[A-Za-z!/?]|PK\x03\x04|%PDF')
 NO_SENTENCE_WARNING = (
-    "The first line of {} has JSON or markup, and whole lines are translated; --column takes a "
-    "field of JSON lines."
+    "The first line of {} has JSON or markup, but whole lines are translated. To translate a field "
+    "of JSON lines, give --column."
 )
 # second line of .srt, or an early line of .vtt
 SUBTITLE_TIMES = re.compile(r"[\d:]+[.,]\d+ --> ")
 SUBTITLE_LINES = 4
 SUBTITLES_WARNING = (
-    "Line {} of {} has the times of a subtitle, and whole lines are translated; subtitles need a "
-    "file with the suffix .srt."
+    "Line {} of {} has the times of a subtitle, but whole lines are translated. To translate "
+    "subtitles, give a file with the suffix .srt."
 )
 # what to do with files that have no sentence on each line, by suffix
 ADVICE = {
-    ".csv": "write the table with tabs (.tsv), or name the file .txt if each line is a sentence",
+    ".csv": "convert it to .tsv, or name the file .txt if each line is a sentence",
     **dict.fromkeys((".vtt", ".ass", ".ssa", ".sbv"), "convert the subtitles to .srt"),
     ".jsonl": "name the field of the sentences, such as --column translation.en",
     ".json": "write JSON lines (.jsonl), and name the field, such as --column translation.en",
@@ -346,31 +350,32 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "runs",
         metavar="RUN",
         nargs="+",
-        help="run folder, model folder or Hub name; several models of one vocabulary translate "
-        "together, with the mean of their probabilities",
+        help="run folder, model folder or Hub name; several models with the same vocabulary form "
+        "an ensemble",
     )
     parser.add_argument(
         "file",
         metavar="FILE",
         nargs="?",
-        help="text file, plain or .gz, .bz2, .xz, .zst; by default, or as -, stdin. A line must "
-        f"have at most {MAX_LINE_TOKENS:,} tokens. Subtitles (.srt) are translated to subtitles",
+        help="text file, plain or compressed (.gz, .bz2, .xz, .zst); - or no file reads stdin. A "
+        f"line must have at most {MAX_LINE_TOKENS:,} tokens. A subtitle file (.srt) gives a "
+        "subtitle file",
     )
     parser.add_argument(
         "--column",
         default=None,
-        help="what to translate of each line: the number of a column, from 1, in a file with tabs, "
-        "or the name of a field in JSON lines (.jsonl), such as translation.en (default: all)",
+        help="translate only a part of each line: a column of a tab-separated file, by its number "
+        "from 1, or a field of JSON lines (.jsonl), by its name, such as translation.en",
     )
     parser.add_argument(
         "--split_sentences",
         nargs="?",
         const=True,
         metavar="LANGUAGE",
-        help="translate each sentence of a line alone, with the rules of a language, such as en "
-        "(default: that of the model)",
+        help="split each line into sentences, and translate each sentence separately; LANGUAGE, "
+        "such as en, gives the rules of splitting (default: the source language of the model)",
     )
-    term_group = parser.add_argument_group("words", "what every translation must or must not have")
+    term_group = parser.add_argument_group("terms", "what a translation must or must not contain")
     term_group.add_argument(
         "--target_prefix", metavar="TEXT", help="text with which each translation begins"
     )
@@ -389,15 +394,15 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--glossary",
         metavar="FILE",
         default=None,
-        help="file with a source term, a tab and a target term on each line: where a line has the "
+        help="file with a source term, a tab and a target term on each line: if a line has the "
         "source term, its translation must contain the target term",
     )
     output_group = parser.add_argument_group("output", "by default, one translation on a line")
     output_group.add_argument(
         "--num_return_sequences",
         type=int,
-        help="number of translations of each line, at most num_beams, best first: an n-best list, "
-        "with lines NUMBER ||| TRANSLATION, where NUMBER is that of the line, from 0",
+        help="write an n-best list with this number of translations for each line, at most "
+        "num_beams, best first: NUMBER ||| TRANSLATION, where NUMBER is the line number, from 0",
     )
     output_group.add_argument(
         "--scores",
@@ -410,7 +415,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--alignment",
         dest="return_alignment",
         action="store_true",
-        help="add the word alignment: pairs SOURCE-TARGET of word numbers, from 0: "
+        help="add the word alignment, as pairs of source and target word numbers, from 0: "
         "TRANSLATION ||| 0-0 1-2",
     )
     output_group.add_argument(

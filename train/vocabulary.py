@@ -127,7 +127,7 @@ def refuse_unknown_text(
                 else f"it gives no tokens for {len(sample):,} sentences"
             )
             raise ValueError(
-                f"tokenizer {config.tokenizer!r} must know the text in {language!r}, but {found}."
+                f"tokenizer {config.tokenizer!r} must cover the text in {language!r}, but {found}."
             )
 
 

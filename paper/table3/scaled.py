@@ -46,7 +46,7 @@ def scaled_sizes(row: str, scale: int, layers: int, dropout: float) -> dict[str,
             raise ValueError(f"scale must divide {name} = {width} of row {row}, got {scale}.")
     if layers < 1 or sizes.encoder_layers * layers % base.encoder_layers:
         raise ValueError(
-            f"layers times {sizes.encoder_layers} / {base.encoder_layers} must be a whole number "
+            f"layers times {sizes.encoder_layers} / {base.encoder_layers} must be an integer "
             f"for row {row}, got layers {layers}."
         )
     depth = sizes.encoder_layers * layers // base.encoder_layers

@@ -166,7 +166,7 @@ def test_an_unknown_part_or_size_is_refused(flags, capsys):
     for text in ("0", "4,", "a"):
         with pytest.raises(SystemExit):
             main(["translation", "--beams", text])
-        assert f"with commas between, got {text!r}" in capsys.readouterr().err
+        assert f"separated by commas, got {text!r}" in capsys.readouterr().err
     for part in ("training", "translation"):
         assert main([part, *flags, "--model_vocab_size", "9"]) == 1
         assert "at least 2" in (error := capsys.readouterr().err)

@@ -526,7 +526,7 @@ def test_weights_that_are_cut_off_are_named(tmp_path, capsys):
     weights, whole = load_file(path), path.read_bytes()
     path.write_bytes(whole[:-9])
     words = ["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "out")]
-    message = f"{tmp_path / 'theirs'} must have whole files of weights"
+    message = f"{tmp_path / 'theirs'} must have complete weight files"
     assert main(words) == 1
     assert message in capsys.readouterr().err
     # files of a published OPUS-MT model

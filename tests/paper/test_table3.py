@@ -150,7 +150,7 @@ def test_a_short_warmup_ends_at_the_peak_learning_rate_of_the_paper():
     ("flags", "sentence"),
     [
         (["--scale", "3"], "scale must divide hidden_size = 512 of row base, got 3."),
-        (["--layers", "2"], "layers times 2 / 6 must be a whole number for row C1, got layers 2."),
+        (["--layers", "2"], "layers times 2 / 6 must be an integer for row C1, got layers 2."),
         (["--rows", "C8"], "got 'C8'."),
         (["--warmup_steps", "-5"], "warmup_steps must be at least 1, got -5."),
         (["--dropout", "0.4", "--rows", "big"], "dropout must be at least 0 and below 1"),

@@ -363,10 +363,10 @@ def test_a_search_ends_if_nobody_waits_for_it(pipeline):
         ({"target": "de"}, "target must be one of en for the source 'fr', got 'de'."),
         ({"target": {}}, "target must be one of en for the source 'fr', got {}."),
         ({"format": "html"}, "format must be text, got 'html'."),
-        ({"alternatives": 4}, "alternatives must be a whole number from 0 to 3, got 4."),
-        ({"alternatives": -1}, "alternatives must be a whole number from 0 to 3, got -1."),
-        ({"alternatives": True}, "alternatives must be a whole number from 0 to 3, got True."),
-        ({"alternatives": "x"}, "alternatives must be a whole number from 0 to 3, got 'x'."),
+        ({"alternatives": 4}, "alternatives must be an integer from 0 to 3, got 4."),
+        ({"alternatives": -1}, "alternatives must be an integer from 0 to 3, got -1."),
+        ({"alternatives": True}, "alternatives must be an integer from 0 to 3, got True."),
+        ({"alternatives": "x"}, "alternatives must be an integer from 0 to 3, got 'x'."),
     ],
 )
 def test_a_wrong_field_is_named(fields, sentence, server):

@@ -488,7 +488,7 @@ def test_a_missing_corpus_of_a_recipe_is_not_reported_as_an_argument(run, tmp_pa
     # a path that is relative to the folder of the training
     save_config(dataclasses.replace(config, dataset="texts/of/mine"), elsewhere / "recipe.yaml")
     note = (
-        f"({elsewhere / 'recipe.yaml'} names this dataset; a relative path begins in the folder in "
+        f"({elsewhere / 'recipe.yaml'} names this dataset; relative paths start from the folder in "
         "which the training was started: run the command there, or give another text with "
     )
     assert main([str(elsewhere)]) == 1
@@ -507,11 +507,11 @@ def test_a_missing_corpus_of_a_recipe_is_not_reported_as_an_argument(run, tmp_pa
     [
         (
             '<srcset setid="newstest">\n<seg id="1">ant bee</seg>\n',
-            "has JSON or markup, and whole lines are scored.",
+            "has JSON or markup, but whole lines are scored.",
         ),
         (
             "ant\tbee\nbee\tant\n",
-            "has a tab, and whole lines are scored; --dataset scores the pairs of a table.",
+            "has a tab, but whole lines are scored. To score the pairs of a table, give --dataset.",
         ),
     ],
 )

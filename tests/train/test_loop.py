@@ -727,7 +727,7 @@ def test_a_tokenizer_that_does_not_know_the_text_is_refused(unknown, streaming, 
     known = save(words[other] + words[unknown][:1], tmp_path / "most")
     assert len(prepare_tokenizer(train_toys.toy_config(corpus, tmp_path / "good", **known))) > 5
     known = save(words[other], tmp_path / "some")
-    message = f"must know the text in '{unknown}', but 100 of the 100 tokens of 50 sentences"
+    message = f"must cover the text in '{unknown}', but 100 of the 100 tokens of 50 sentences"
     with pytest.raises(ValueError, match=message):
         prepare_tokenizer(train_toys.toy_config(corpus, tmp_path / "run", **known))
     assert not (tmp_path / "run").exists()

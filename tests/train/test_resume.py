@@ -336,7 +336,7 @@ def test_a_relative_corpus_is_explained_when_the_run_is_resumed_elsewhere(begun,
     with pytest.raises(ValueError, match="got 'texts/of/mine': no such folder") as error:
         train(config, resume=True)
     said = sentence_of(error.value)
-    assert f"({folder / 'recipe.yaml'} names this dataset; a relative path begins in the" in said
+    assert f"({folder / 'recipe.yaml'} names this dataset; relative paths start from the" in said
     assert said.endswith(
         "run the command there, or give the path from here with --dataset or --mix)."
     )

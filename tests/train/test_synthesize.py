@@ -59,7 +59,7 @@ def test_lines_with_tabs_are_translated_with_a_warning(run, tmp_path, capsys, ca
     table.write_text("ant bee\tbee ant\n", encoding="utf-8")
     out = ["--output_dir", str(tmp_path / "out")]
     assert main(["distill", str(run), "--source", str(table), *out]) == 0, capsys.readouterr().err
-    assert f"The first line of {table} has a tab, and whole lines are translated" in caplog.text
+    assert f"The first line of {table} has a tab, but whole lines are translated" in caplog.text
 
 
 def test_the_corpus_is_on_the_disk_before_the_blocks_are_removed(run, tmp_path, monkeypatch):

@@ -145,7 +145,7 @@ def test_a_tokenizer_that_loses_text_says_so(config, tmp_path, caplog):
 )
 def test_a_tokenizer_that_knows_nothing_of_the_text_is_refused(model, found, config, tmp_path):
     save_words(tmp_path / "given", model)
-    with pytest.raises(ValueError, match=rf"given' must know the text in 'en', but .*{found}"):
+    with pytest.raises(ValueError, match=rf"given' must cover the text in 'en', but .*{found}"):
         train(config)
 
 

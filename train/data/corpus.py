@@ -216,8 +216,8 @@ def _load_with_datasets(
     # `datasets` reads another folder, of which this path is the pattern, or none
     if Path(dataset).is_dir() and not saved_files and glob.has_magic(whole_path):
         raise ValueError(
-            "dataset must be a folder without *, ? and [ in its whole path, which the library "
-            f"datasets takes for a pattern, got {whole_path!r}: rename the folder, or give a file."
+            "dataset must be a folder whose absolute path has no *, ? or [, which the library "
+            f"datasets reads as a pattern, got {whole_path!r}: rename the folder, or give a file."
         )
     if Path(dataset).exists() and "::" in whole_path:
         raise ValueError(

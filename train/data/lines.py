@@ -52,15 +52,15 @@ def column_reader(path: str | None, column: str) -> Callable[[str, str], str]:
         the column. The function raises a ValueError if the line has no such column.
 
     Raises:
-        ValueError: If a file with tabs is given and `column` is not a number from 1.
+        ValueError: If a tab-separated file is given and `column` is not a number from 1.
     """
     is_json = any(suffix in (".jsonl", ".json") for suffix in Path((path or "").lower()).suffixes)
     if is_json or (path is None and not column.isdecimal()):
         return lambda line, line_name: _extract_field(line, line_name, column)
     if not column.isdecimal() or int(column) < 1:
         raise ValueError(
-            f"column must be a number from 1 for a file with tabs, got {column!r}. For JSON lines, "
-            "the name of the file ends in .jsonl."
+            f"column must be a number from 1 for a tab-separated file, got {column!r}. A file of "
+            "JSON lines must have the suffix .jsonl."
         )
     return lambda line, line_name: _extract_cell(line, line_name, int(column))
 

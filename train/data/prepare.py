@@ -408,7 +408,7 @@ def explaining_recipe(recipe: TrainConfig, path: Path, remedy: str) -> Iterator[
         languages = recipe.source_lang, recipe.target_lang
         if not all(is_available_offline(dataset, *languages) for dataset in corpora):
             error.add_note(
-                f"{path} names this dataset; a relative path begins in the folder in which the "
+                f"{path} names this dataset; relative paths start from the folder in which the "
                 f"training was started: run the command there, or give {remedy}"
             )
         raise

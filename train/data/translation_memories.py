@@ -151,13 +151,15 @@ def _read_units(path: Path) -> Iterator[list[tuple[str, str]]]:
                     )
             memory_parser.parser.Parse(b"", True)
         except expat.ExpatError as error:
-            raise ValueError(f"{path} must be a whole TMX file, got XML with {error}.") from error
+            raise ValueError(
+                f"{path} must be a complete TMX file, got XML with {error}."
+            ) from error
         # Python raises these errors for an encoding that it does not know, or that XML cannot have
         except (LookupError, ValueError) as error:
             if str(error).startswith(str(path)):
                 raise
             raise ValueError(
-                f"{path} must be XML in UTF-8, UTF-16 or an encoding with one byte a character, "
+                f"{path} must be XML in UTF-8, UTF-16 or an encoding with one byte per character, "
                 f"got: {error}. Convert it to UTF-8, also in its first line."
             ) from error
     yield from memory_parser.units

@@ -40,12 +40,12 @@ def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
             raise ValueError(f"{path} must have at least one line, got none.")
         if NO_SENTENCE.match(lines[0]):
             logger.warning(
-                "The first line of %s has JSON or markup, and whole lines are scored.", path
+                "The first line of %s has JSON or markup, but whole lines are scored.", path
             )
         if "\t" in lines[0]:
             logger.warning(
-                "The first line of %s has a tab, and whole lines are scored; --dataset scores the "
-                "pairs of a table.",
+                "The first line of %s has a tab, but whole lines are scored. To score the pairs of "
+                "a table, give --dataset.",
                 path,
             )
         if len(lines) != len(texts[0]):

@@ -110,7 +110,7 @@ def read_environment(folder: Path) -> list[dict[str, str]]:
         Facts by name, for each start of the run.
 
     Raises:
-        ValueError: If the file is not text, or a count such as `cpus` is not a whole number.
+        ValueError: If the file is not text, or a count such as `cpus` is not an integer.
     """
     path = folder / ENVIRONMENT_FILE
     blocks = read_text(path).replace("\r\n", "\n").split("\n\n") if path.exists() else []
@@ -122,7 +122,5 @@ def read_environment(folder: Path) -> list[dict[str, str]]:
     for start in starts:
         for name in ("cpus", "threads_per_process", "processes"):
             if not re.fullmatch("[0-9]{1,9}", start.get(name, "0")):
-                raise ValueError(
-                    f"{path}: {name} must be a whole number, got {shown(start[name])}."
-                )
+                raise ValueError(f"{path}: {name} must be an integer, got {shown(start[name])}.")
     return starts

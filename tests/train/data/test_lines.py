@@ -85,7 +85,12 @@ def test_lines_with_tabs_are_translated_whole_and_said(model, tmp_path, capsys, 
     ("name", "column", "content", "message"),
     [
         ("a.tsv", "3", "dogs\tb\tdogs\nb\tc\n", "a.tsv line 2 must have a column 3, got 2 columns"),
-        ("a.tsv", "en", "dogs\n", "column must be a number from 1 for a file with tabs, got 'en'"),
+        (
+            "a.tsv",
+            "en",
+            "dogs\n",
+            "column must be a number from 1 for a tab-separated file, got 'en'",
+        ),
         ("a.tsv", "0", "dogs\n", "column must be a number from 1"),
         (
             "a.jsonl",
@@ -108,7 +113,7 @@ def test_lines_with_tabs_are_translated_whole_and_said(model, tmp_path, capsys, 
         ("a.jsonl", "en", '{"en": "dogs"}\n[]\n', "line 2 must have the field 'en', got no object"),
         ("a.json", "en", '[\n{"en": "dogs"}\n]\n', r"line 1 must be .* JSON lines \(.jsonl\)"),
         ("a.json", "en", '[{"en": "dogs"}]\n', r"got no object, as JSON lines \(.jsonl\) have"),
-        ("a.csv", "1", "dogs,a\n", r"got .csv: write the table with tabs \(.tsv\), or name"),
+        ("a.csv", "1", "dogs,a\n", r"got .csv: convert it to .tsv, or name"),
         ("a.vtt.gz", "1", "", r"a.vtt.gz must .* got .vtt: convert the subtitles to .srt"),
         (
             "a.jsonl",

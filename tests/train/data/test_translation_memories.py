@@ -86,15 +86,21 @@ WHOLE = memory(*(unit(("en", f"a{number}"), ("de", "b")) for number in range(50)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (WHOLE[: len(WHOLE) // 2], "a whole TMX file, got XML with (unclosed|no element)"),
-        (WHOLE.removesuffix("</body></tmx>\n"), "a whole TMX file, got XML with no element found"),
-        ("", "a whole TMX file, got XML with no element found"),
-        ("en\tde\na\tb\n", "a whole TMX file, got XML with syntax error: line 1, column 0"),
+        (WHOLE[: len(WHOLE) // 2], "a complete TMX file, got XML with (unclosed|no element)"),
+        (
+            WHOLE.removesuffix("</body></tmx>\n"),
+            "a complete TMX file, got XML with no element found",
+        ),
+        ("", "a complete TMX file, got XML with no element found"),
+        ("en\tde\na\tb\n", "a complete TMX file, got XML with syntax error: line 1, column 0"),
         ("<html><body/></html>", "a TMX file, got XML of the kind 'html'"),
         (WHOLE.replace("a7<", "a7&nbsp;<"), "TMX without entities of its own, got 'nbsp'"),
         (WHOLE.replace("UTF-8", "GB2312"), "XML in UTF-8, .*, got: multi-byte encodings are not"),
         (WHOLE.replace("UTF-8", "ucs-2"), "XML in UTF-8, .*, got: unknown encoding: ucs-2"),
-        (WHOLE.encode().replace(b"a7", b"\xe9"), "a whole TMX file, got XML with not well-formed"),
+        (
+            WHOLE.encode().replace(b"a7", b"\xe9"),
+            "a complete TMX file, got XML with not well-formed",
+        ),
     ],
 )
 def test_a_file_that_is_cut_or_no_memory_is_refused(content, message, path):
