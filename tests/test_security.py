@@ -9,7 +9,7 @@ import vanilla_transformer
 
 ROOT = Path(vanilla_transformer.__file__).parent
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-PROMISES = PAGE.split("## What is promised")[1].split("\n| ")[2:]
+PROMISES = PAGE.split("## Guarantees")[1].split("\n| ")[2:]
 
 
 def test_there_are_promises():
@@ -29,5 +29,5 @@ def test_every_command_is_in_the_table():
     from vanilla_transformer.cli import _parser
 
     (verbs,) = (action.choices for action in _parser()._actions if action.choices)
-    table = PAGE.split("## What each command does")[1].split("## What is promised")[0]
+    table = PAGE.split("## What each command does")[1].split("## Guarantees")[0]
     assert set(verbs) <= set(re.findall(r"`([\w-]+)`", table))
