@@ -202,13 +202,13 @@ def check_search_settings(config: GenerationConfig):
     if config.length_penalty not in (None, 1.0):
         raise ValueError(
             "length_penalty and length_penalty_alpha are two length penalties: give one, got "
-            f"{config.length_penalty} and {alpha}; length_penalty_alpha=None selects the library's "
-            "own search."
+            f"{config.length_penalty} and {alpha}; length_penalty_alpha=None selects the search of "
+            "transformers."
         )
     if config.early_stopping is True:
         raise ValueError(
             "early_stopping must not be True with length_penalty_alpha, whose search stops when no "
-            "open hypothesis can still win; length_penalty_alpha=None selects the library's own."
+            "open hypothesis can still win; length_penalty_alpha=None selects that of transformers."
         )
     if config.eos_token_id is None and beams is not None and beams > 1:
         raise ValueError("eos_token_id must be set for length_penalty_alpha, got None.")

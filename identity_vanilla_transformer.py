@@ -479,7 +479,7 @@ def attention_difference(model: PreTrainedModel) -> str | None:
             if not is_released and not _is_released_function(function):
                 return f"the attention function {name!r} is neither eager nor sdpa of this release"
             if ALL_MASK_ATTENTION_FUNCTIONS[name] is not MASKS.get(name, sdpa_mask):
-                return f"the mask function {name!r} is not the library's"
+                return f"the mask function {name!r} is not that of transformers"
     return None
 
 

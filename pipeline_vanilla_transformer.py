@@ -1,4 +1,4 @@
-"""Translation pipeline: text in, text out. In transformers there is none since version 5.
+"""Translation pipeline: text in, text out. transformers has had none since version 5.
 
 This file turns texts into batches of token ids, calls the model's `generate`, and turns the result
 into texts. The file is copied to the Hub with the model, and `custom_pipelines` of the model's

@@ -52,10 +52,10 @@ def refuse_modified_source(model: nn.Module, name: str):
             own_function = own_functions.get(implementation, function)
             is_absent = function in (None, library_difference)
             if function is not own_function or not (is_absent or is_of_library(function)):
-                difference = f"its {kind} function {implementation!r} is not the library's"
+                difference = f"its {kind} function {implementation!r} is not that of transformers"
                 break
     if difference is not None:
-        raise ValueError(f"model must be {name} with the library's own code: {difference}.")
+        raise ValueError(f"model must be {name} with the code of transformers: {difference}.")
 
 
 @contextlib.contextmanager

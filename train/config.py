@@ -465,7 +465,7 @@ class TrainConfig:
             raise ValueError(
                 "validation_pairs must be null with streaming, because all pairs are compared with "
                 f"those that are held out, got {self.validation_pairs}. Put validation pairs into "
-                "files of their own, in one folder with the training pairs."
+                "separate files, in one folder with the training pairs."
             )
         if self.cooldown_steps >= self.max_steps:
             raise ValueError(

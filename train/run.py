@@ -62,7 +62,7 @@ class Run:
         collator: Collator of micro-batches.
         step_dataset: Dataset that contains the micro-batches of this process for each step.
         model: Model, not wrapped.
-        has_own_loss: Whether the model is trained with a loss of its own.
+                has_own_loss: Whether the model is trained with its own loss.
         wrapped_model: Model that `accelerator` prepared.
         optimizer: Optimizer, not wrapped.
         wrapped_optimizer: Optimizer that `accelerator` prepared.
@@ -558,7 +558,7 @@ def _make_model_and_collator(
         name = type(model).__name__
         if config.label_smoothing:
             raise ValueError(
-                f"label_smoothing must be 0 for {name}, which has a loss of its own, got "
+                f"label_smoothing must be 0 for {name}, which has its own loss, got "
                 f"{config.label_smoothing:g}: set --label_smoothing 0."
             )
         logger.info("The training loss is that of %s.", name)

@@ -359,10 +359,10 @@ def test_a_peer_with_changed_code_is_refused(monkeypatch):
             "OtherMarian is of the class .*test_library_models.OtherMarian",
         ),
         (hooked, "model.encoder.layers.0 has a forward hook"),
-        (registered, "its attention function 'mine' is not the library's"),
+        (registered, "its attention function 'mine' is not that of transformers"),
         (layered, "model.decoder.layers.1.fc1 is of the class torch.*Sequential"),
     ):
-        with pytest.raises(ValueError, match=f"with the library's own code: .*{message}"):
+        with pytest.raises(ValueError, match=f"with the code of transformers: .*{message}"):
             from_marian(build())
     model = marian()
     monkeypatch.setattr(type(model.model.encoder.layers[0]), "forward", lambda self, x, *_, **__: x)
