@@ -8,7 +8,7 @@ from vanilla_transformer.cli import main
 ROOT = Path(__file__).parent.parent
 
 SMALL_MODEL = "{hidden_size: 16, encoder_layers: 1, decoder_layers: 1, encoder_ffn_dim: 16}"
-# what makes a training of days one of seconds; nothing else of a command is changed
+# settings that shorten a training run to seconds; the rest of a command is not changed
 SMALL = [
     *("--vocab_size", "300", "--max_steps", "3", "--cooldown_steps", "0", "--model", SMALL_MODEL),
     *("--tokens_per_step", "900", "--save_every_steps", "1", "--num_averaged_checkpoints", "3"),

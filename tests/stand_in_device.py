@@ -26,7 +26,7 @@ from vanilla_transformer.train.devices.cpu_kernels import use_cheap_dropout
 from vanilla_transformer.train.devices.fused_loss import fused_loss_sum
 
 NAME = "standin"
-# what takes tensors of two devices on a GPU too
+# operators that accept tensors of two devices on a GPU too
 TAKES_BOTH = ("aten::copy_", "aten::_to_copy")
 TAKES_INDICES = ("aten::index", "aten::index_put", "aten::index_put_")
 WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")

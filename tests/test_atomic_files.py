@@ -315,7 +315,7 @@ except Exception as error:
 
 
 def test_the_error_of_torchs_streams_is_recognized():
-    # torch raises it at the end of a file for which a tmpfs has no room
+    # torch raises this error at the end of a file that does not fit into a tmpfs
     assert is_disk_full(RuntimeError("basic_ios::clear: iostream error"))
 
 

@@ -1,4 +1,4 @@
-"""The pages of docs/: code runs, quoted lines stand in the source, links lead somewhere."""
+"""The pages of docs/: code runs, quoted lines match the source, and links are valid."""
 
 import json
 import os
@@ -58,7 +58,7 @@ TREES = ["(S (NP (PRP We)) (VP (VBD saw) (NP (DT the) (NN moon))) (. .))"] * 40
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory):
-    """The folder of someone who has run the demo, has texts, a treebank and models of others."""
+    """Return a folder with the run of the demo, texts, a treebank, and models of other toolkits."""
     folder = tmp_path_factory.mktemp("reader")
     train_small_demo(folder)
     (folder / "my").mkdir()
@@ -76,7 +76,7 @@ def reader(tmp_path_factory):
 
 
 def without_blocks(text):
-    """A page's prose and tables."""
+    """Return the prose and the tables of a page."""
     return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
@@ -86,7 +86,7 @@ def links(text):
 
 
 def of_every_page(find, without=(IN_ORDER, CHANGE, HTTP, *SHELL_PAGES)):
-    """Return what is found in each page, as cases of a test."""
+    """Return the results of `find` for each page, as cases of a test."""
     return [
         pytest.param(found, id=f"{name}-{number}")
         for name, text in PAGES.items()
@@ -96,7 +96,7 @@ def of_every_page(find, without=(IN_ORDER, CHANGE, HTTP, *SHELL_PAGES)):
 
 
 def python_blocks(text):
-    """Each block that runs, with the output that the page gives for it."""
+    """Return each block that runs, with its output on the page."""
     found = blocks(text, "python", "text")
     after = [*found, ("", "")][1:]
     return [
@@ -111,7 +111,7 @@ def bash_blocks(text):
 
 
 def excerpts(text):
-    """Each block of our source, with the file that was linked last before it."""
+    """Return each block of our source, with the last file that is linked before it."""
     return [
         (re.findall(r"\]\(\.\./\.\./([^)\s]+\.py)\)", text[: block.start()])[-1], block.group(1))
         for block in re.finditer(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -267,7 +267,7 @@ def test_a_changed_model_goes_from_its_first_line_to_the_hub(
 
 
 @pytest.mark.parametrize("case", of_every_page(excerpts, without=()))
-def test_an_excerpt_stands_in_the_source_word_for_word(case):
+def test_an_excerpt_matches_the_source_word_for_word(case):
     path, excerpt = case
     assert excerpt in (ROOT / path).read_text(encoding="utf-8")
 
@@ -303,10 +303,10 @@ def test_the_numbers_of_a_page_are_those_of_the_studies(name):
     quoted = {*NUMBER.findall(tables), *(one for one in NUMBER.findall(text) if "." in one)}
     sections = set(re.findall(r"\b(?:[Ss]ections?|Python) (\d\.\d+(?:\.\d)?)", text))
     studies = set(re.findall(r"\]\((?:\.\./)+(results/[\w-]+/[\w-]+)/README\.md", PAGES[name]))
-    # the pictures of a study of the paper stand in a folder of its name
+    # the pictures of a study of the paper are in a folder with its name
     shown = set(re.findall(r"\]\(\.\./pictures/([\w-]+)/", PAGES[name]))
     studies |= {f"{PAPER}/{one}" for one in shown if (ROOT / PAPER / one).is_dir()}
-    # a run's own page stands in the folder itself
+    # the page of a run is in the folder itself
     runs = set(re.findall(r"\]\((?:\.\./)+(results/[\w-]+)/README\.md[)#]", PAGES[name]))
     pages = [(ROOT / one / "README.md").read_text(encoding="utf-8") for one in studies | runs]
     known = {number for page in pages for number in NUMBER.findall(page)}

@@ -58,7 +58,7 @@ def graphs(monkeypatch):
 
 @pytest.fixture(params=["step by step", "captured"])
 def either_way(request):
-    """Whether the engine computes each step in Python, or replays a recorded one."""
+    """Make the engine compute each step in Python, or replay a recorded step."""
     if request.param == "captured":
         request.getfixturevalue("graphs")
     return request.param
@@ -686,7 +686,7 @@ def test_the_engine_returns_scores_if_it_is_required(lively_model, source, searc
     assert set(found) | {CACHE_NAME} == set(expected) | {CACHE_NAME}
     assert found.get(CACHE_NAME) is None
     assert found.sequences.tolist() == expected.sequences.tolist()
-    # beams of finished sentences go on from scores that rounding may order otherwise
+    # rounding may change the order of the scores from which beams of finished sentences continue
     transitions = [
         model.compute_transition_scores(it.sequences, it.scores, it.get("beam_indices"))
         for it in (found, expected)

@@ -981,7 +981,7 @@ def test_replaced_code_of_the_librarys_processors_runs(model, source, search, pa
     ],
     ids=["beams", "criterion", "terms", "scores"],
 )
-def test_the_room_for_tokens_changes_no_translation(model, source, monkeypatch, engine, settings):
+def test_the_allocated_length_changes_no_translation(model, source, monkeypatch, engine, settings):
     found = []
     for num_tokens in (1, 2, 5, 10**6):
         monkeypatch.setattr(search_module, "FIRST_NEW_TOKENS", num_tokens)

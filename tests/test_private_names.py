@@ -33,7 +33,7 @@ PRIVATE_NAMES = {
         "_sample",
         # overridden: the check of the model's arguments, which may be those of a changed part
         "_validate_model_kwargs",
-        # overridden in the stand-in for a model: what these loops call for the logits
+        # called by these loops for the logits, and overridden in the stand-in for a model
         "_prefill",
         # called: steps of these loops
         "_has_unfinished_sequences",
@@ -90,7 +90,7 @@ PRIVATE_NAMES = {
     ),
     # of the progress bars that are open
     "tqdm.std.tqdm": ("_instances",),
-    # of Accelerator.prepare, which wraps the forward of a model
+    # set by Accelerator.prepare, which wraps the forward of a model
     "accelerate.accelerator": ("_original_forward",),
     "accelerate.state.AcceleratorState": ("_reset_state",),
     "transformers.tokenization_utils_base": ("_extra_special_tokens", "_special_tokens_map"),

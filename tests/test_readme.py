@@ -104,12 +104,12 @@ def put_wmt14(hub, folder):
     names = {"de-en": "de", "fr-en": "fr"}
     for name, other in names.items():
         (folder / name).mkdir(parents=True)
-        # other sentences than those of the texts that it is mixed with
+        # these sentences differ from those of the texts that the corpus is mixed with
         rows = [
             {"translation": {other: f"Zeile {i}: sie ist lang.", "en": f"Line {i}: it is long."}}
             for i in range(40)
         ]
-        # newstest2013 and newstest2014 have so many lines, and nothing else is taken for them
+        # the numbers of lines of newstest2013 and newstest2014, which `train` checks
         for split, count in (("train", 40), ("validation", 3000), ("test", 3003)):
             lines = [json.dumps(rows[i % 40]) + "\n" for i in range(count)]
             (folder / name / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -187,7 +187,7 @@ def test_a_block_of_the_readme_or_a_guide_runs(language, block, reader):
         for number in re.findall(r"\)  # (\d[\d,]*)", block):
             assert number in done.stdout
         return
-    # a training that stands on two pages would begin in the same folder twice
+    # a training command that is on two pages would begin in the same folder twice
     for command in [it for it in commands(block) if it not in have_run]:
         done = subprocess.run(
             ["bash", "-ec", shortened(command)],

@@ -159,7 +159,7 @@ def test_the_picture_has_every_number_of_every_matrix():
         for matrix in box.matrices:
             for value in matrix.values.flatten().tolist():
                 expected = f"{value:z.1f}" if matrix.is_weight else number(value)
-                # a number that stands in the picture is used up
+                # each number of the picture is used once
                 texts.remove(expected)
     assert not [text for text in texts if re.fullmatch(r"-?(\d+\.\d+|inf)", text)]
 

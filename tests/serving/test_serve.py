@@ -341,7 +341,7 @@ def test_a_search_ends_if_nobody_waits_for_it(pipeline):
         job.is_cancelled = is_cancelled
         found = pipeline(TEXTS, stopping_criteria=StoppingCriteriaList([StopIfCancelled([job])]))
         assert (found == whole) != is_cancelled
-    # one of two jobs is enough to go on
+    # the search continues if one of two jobs is not cancelled
     criteria = StoppingCriteriaList([StopIfCancelled([job, Job(None, "fr", "en", 1, TEXTS, 0)])])
     assert pipeline(TEXTS, stopping_criteria=criteria) == whole
 
@@ -472,7 +472,7 @@ def test_neither_log_nor_answers_have_texts_or_paths(server, run_folder):
     answers.append(server.post({"q": SECRET + "é" * 2000, **FR_EN}))
     answers.append(server.client.get("/translate", params={"q": SECRET}))
     answers.append(server.client.get("/languages"))
-    # the server goes on
+    # the server still translates
     assert server.translate(SECRET)["translatedText"]
     assert SECRET not in server.said()
     for answer in answers:

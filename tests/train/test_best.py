@@ -58,7 +58,7 @@ def test_a_run_ends_after_its_minutes_and_can_get_more(corpus, tmp_path, caplog)
     assert not state["is_stop"]
     assert read_average(folder)["steps"] == [step]
     assert f"The run ends with step {step}: its 0.1 minutes are over." in caplog.text
-    # as after the last step, whatever the intervals are
+    # as after the last step, for any intervals
     last = read_metrics(folder)[-2:]
     assert [line["step"] for line in last] == [step, step]
     assert "validation_loss" in last[1]
@@ -288,7 +288,7 @@ def test_a_run_ends_when_the_loss_gets_no_better(corpus, tmp_path, losses, caplo
     assert all(torch.equal(found[name], tensor) for name, tensor in averaged.items())
     ends = "The run ends with step 8: 4 checkpoints in a row are no better than that of step 4."
     assert ends in caplog.text
-    # the averages that are asked for are those of the last ones
+    # a requested average is that of the last checkpoints
     assert average_run(folder, num_checkpoints=2) == "the mean of 2 checkpoints, of steps 7, 8"
     assert average_run(folder) == "the mean of 3 checkpoints, of steps 3, 4, 5"
 
@@ -312,7 +312,7 @@ def test_every_checkpoint_is_evaluated(corpus, tmp_path, losses):
     assert read_state(folder / "checkpoints/step-7")["best_checkpoint"]["step"] == 2
 
 
-def test_patience_goes_on_counting_after_a_resume(corpus, tmp_path, losses):
+def test_patience_continues_to_count_after_a_resume(corpus, tmp_path, losses):
     folder = tmp_path / "run"
     losses += [3.0, 1.0, 2.0]
     train(train_toys.toy_config(corpus, folder, **EACH_STEP, patience=3, max_steps=3))

@@ -156,7 +156,7 @@ def test_saved_settings_are_read_back_equal(tmp_path):
         (["demo", "--license", "None"], "license must be null for no value, got None"),
     ],
 )
-def test_a_slip_is_refused_in_one_sentence(argv, message, capsys):
+def test_a_wrong_setting_is_refused_in_one_sentence(argv, message, capsys):
     with pytest.raises(ValueError, match=message):
         parse_arguments(argv)[0].model_config(1000)
     assert main(argv) == 1
@@ -186,7 +186,7 @@ def test_a_slip_is_refused_in_one_sentence(argv, message, capsys):
         ),
     ],
 )
-def test_a_slip_in_a_recipe_is_refused(text, message, tmp_path):
+def test_a_wrong_setting_in_a_recipe_is_refused(text, message, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
@@ -278,7 +278,7 @@ def test_a_moved_run_does_not_resume_in_its_old_folder(tmp_path, monkeypatch):
     assert parse_arguments([str(recipe), "--resume", *given])[0].output_dir == str(folder)
     save_config(load_config("demo", {"output_dir": str(folder)}), recipe)
     assert parse_arguments([str(recipe), "--resume"])[0].output_dir == str(folder)
-    # a recipe of the package lies in no folder of a run
+    # a recipe of the package is not in a run folder
     monkeypatch.chdir(folder)
     assert parse_arguments(["demo", "--resume"])[0].output_dir == "runs/demo"
 

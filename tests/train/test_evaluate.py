@@ -644,7 +644,7 @@ def test_a_test_set_may_come_from_pipes():
         os.close(int(Path(path).name))
 
 
-def test_a_test_set_of_ones_own_has_several_references(run, tmp_path, monkeypatch, capsys):
+def test_a_custom_test_set_can_have_several_references(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     own = Path(shutil.copytree(run, tmp_path / "own"))
     before = headline(own)

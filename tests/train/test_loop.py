@@ -162,7 +162,7 @@ def test_settings_reach_the_step_the_save_and_the_search(corpus, tmp_path, monke
     settings = {**of_a_step, **of_the_run, **of_the_rate, **search}
     train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
     assert of_steps == [{**of_a_step, "has_own_loss": False}] * 3
-    # the log has the rate by itself: this is the one that the weights are changed with
+    # the learning rate of the optimizer; the log computes its own
     expected = [0.5 * equations.learning_rate(number, 16, 2) for number in (1, 2, 3)]
     assert rates == pytest.approx(expected)
     assert kept_seconds == [120]
@@ -568,7 +568,7 @@ def test_a_run_does_not_resume_with_other_special_tokens(tmp_path):
         train(train_toys.toy_config(own, tmp_path / "run"), resume=True)
 
 
-def test_a_run_goes_on_where_its_text_lies_now_and_says_what_changed(corpus, tmp_path, caplog):
+def test_a_run_resumes_after_its_text_was_moved_and_says_what_changed(corpus, tmp_path, caplog):
     with caplog.at_level("WARNING", logger="vanilla_transformer"):
         train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2), resume=True)
     assert f"no checkpoint in {tmp_path / 'run'}: the run begins with step 1" in caplog.text
@@ -589,7 +589,7 @@ def test_a_run_goes_on_where_its_text_lies_now_and_says_what_changed(corpus, tmp
     assert f"| changed settings | from step 3 on: {change} |" in card
 
 
-def test_a_run_goes_on_with_the_settings_of_adam_that_it_is_given(corpus, tmp_path):
+def test_a_run_resumes_with_the_given_settings_of_adam(corpus, tmp_path):
     train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2))
     given = {"adam_beta1": 0.8, "adam_beta2": 0.5, "adam_epsilon": 1e-3}
     train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=3, **given), resume=True)
@@ -645,7 +645,7 @@ def saved(monkeypatch):
     return found
 
 
-def test_no_good_checkpoint_makes_room_for_weights_that_may_be_spoilt(
+def test_no_good_checkpoint_is_removed_for_weights_that_may_be_damaged(
     corpus, tmp_path, spoilt, saved
 ):
     spoilt += [8, 9]

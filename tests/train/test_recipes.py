@@ -142,7 +142,7 @@ def test_something_was_measured():
 
 
 @pytest.mark.parametrize(("recipe", "run"), MEASURED)
-def test_what_a_recipe_says_was_measured_stands_in_its_folder(recipe, run):
+def test_the_measurements_in_a_recipe_match_its_folder(recipe, run):
     folder = ROOT / run["results"]
     number, split = re.fullmatch(r"(\d+\.\d\d) BLEU on (\w+)", run["score"]).groups()
     score = json.loads((folder / "scores.json").read_text(encoding="utf-8"))[split]
@@ -163,7 +163,7 @@ def facts(config):
 @pytest.mark.parametrize("recipe", KEPT, ids=lambda path: str(path.parent.relative_to(ROOT)))
 def test_a_command_printed_beside_a_kept_run_makes_it(recipe):
     run = load_config(str(recipe))
-    # of pages with several runs, each by one command; S stands for a seed there
+    # on pages with several runs by one command, S is the seed
     commands = [command.replace("--seed S", f"--seed {run.seed}") for command in KEPT[recipe]]
     printed = [
         facts(parse_arguments(shlex.split(command.replace("\\\n", " ")))[0]) for command in commands

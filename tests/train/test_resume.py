@@ -199,7 +199,7 @@ def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_good(corpus, tmp_p
     assert f"{folder}/checkpoints/step-5 is intact" in last
     assert [path.name for path in checkpoints(folder / "checkpoints")] == ["step-4", "step-5"]
     assert not unfinished_saves(folder)
-    # and no room for a line
+    # fill the disk, so that not even a line can be written
     with contextlib.suppress(OSError), ballast.open("ab") as file:
         while True:
             file.write(bytes(4096))

@@ -199,7 +199,7 @@ def test_the_device_is_never_waited_for(model, batch):
     assert float(result.loss) > 0
     with Waits() as waits:
         take_step(model, [batch])
-    # else the count says nothing: the library looks into a mask of two axes
+    # proves that waits are counted: transformers reads the values of a mask of two axes
     assert waits.count > 0
 
 

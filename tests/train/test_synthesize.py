@@ -216,7 +216,7 @@ def launched(run, lines, out, *flags, processes=0):
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGKILL], [signal.SIGTERM], [signal.SIGINT] * 2])
-def test_an_interrupted_command_goes_on(run, lines, tmp_path, begin, signals):
+def test_an_interrupted_command_resumes(run, lines, tmp_path, begin, signals):
     sample = ["--sample", "--seed", "3"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     environment = train_toys.environment()

@@ -34,12 +34,12 @@ def test_nothing_hinders_the_engine_on_a_device(results):
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_a_device_finds_the_translations_of_the_processor(results, name):
+def test_a_device_finds_the_translations_of_the_cpu(results, name):
     assert results["found"][name]["ids"] == results["expected"][name]["ids"]
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_recorded_steps_find_the_translations_of_the_processor(results, name):
+def test_recorded_steps_find_the_translations_of_the_cpu(results, name):
     assert results["found"]["captured"][name]["ids"] == results["expected"][name]["ids"]
 
 

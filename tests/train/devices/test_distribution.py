@@ -241,14 +241,14 @@ def test_half_precision_with_parts_keeps_full_precision_in_the_checkpoint(
         next(line["validation_loss"] for line in reversed(read_metrics(folder)))
         for folder in (tmp_path / "run", alone)
     )
-    # a toy learns fast, and what is rounded takes another way
+    # a small model learns fast, so rounding changes the loss
     assert loss == pytest.approx(expected, rel=5e-2)
     assert loss != expected
     for name in ("model", "ema"):
         path = tmp_path / f"run/checkpoints/step-50/{name}.safetensors"
         for weight in train_toys.load_file(path).values():
             assert weight.dtype == torch.float32
-            # rounded weights would not have come to so many values
+            # weights that were rounded in each step would all be bf16 numbers
             assert not torch.equal(weight, weight.bfloat16().float())
 
 
@@ -433,7 +433,7 @@ def test_an_error_of_all_processes_is_printed_once(corpus, tmp_path, wrong):
     )
     assert done.returncode == 1
     assert done.stderr.count(f"error: {next(iter(wrong))}") == 1, done.stderr
-    # that of the launcher, which says that what it started has failed
+    # the launcher prints a traceback because the processes that it started have failed
     assert done.stderr.count("Traceback (most recent call last)") == 1, done.stderr
 
 

@@ -333,7 +333,7 @@ def test_a_step_by_onednn_is_the_plain_one(batch, onednn, fields, monkeypatch):
     linears = [module for module in model.modules() if type(module) is OneDnnLinear]
     tiles = 2 * -(-len(label_indices_of(batch["labels"])) // 5)
     # one there and two back of each layer but the projection, and of each tile of the loss, for
-    # which all that is left to torch is the gradient of a bias
+    # which torch computes only the gradient of a bias
     assert products.numbers["_linear_pointwise"] == 3 * (len(linears) - 1 + tiles)
     assert products.numbers["mm"] == (tiles if model.config.output_bias else 0)
     assert products.numbers["addmm"] == 0

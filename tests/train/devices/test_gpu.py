@@ -86,7 +86,7 @@ def test_the_scale_of_the_loss_is_resumed(corpus, tmp_path):
             )
             assert train(config, resume=stop != stops[0])
     whole, parts = losses(tmp_path / "whole"), losses(tmp_path / "parts")
-    # a scale that was begun again would skip the steps in which it falls
+    # if resuming reset the loss scale, steps would be skipped until it has fallen again
     assert parts == pytest.approx(whole, rel=1e-3)
     skipped = [
         [line["skipped"] for line in read_metrics(tmp_path / name) if "skipped" in line]

@@ -152,7 +152,7 @@ def test_a_micro_batch_is_what_fits_and_no_more_than_helps(fitting):
     assert fitting(100) == 4096
     few, more = fitting(2), fitting(3)
     assert 256 <= few < more < 4096
-    # a GPU gains by more, but has no use for more than its part of a step with as much padding
+    # on a GPU, more tokens are faster, but at most its part of a step and as much padding
     assert fitting(100, "cuda") == 50_000
     assert fitting(100, "cuda", num_processes=8) == 6250
     assert fitting(100, "cuda", num_processes=8, tokens_per_step=1600) == 400
@@ -167,7 +167,7 @@ def test_only_the_processes_of_a_host_share_its_memory(monkeypatch):
     config, cpu = TrainConfig(), torch.device("cpu")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     max_micro_batch_tokens(config, config.model_config(37_000), 63_000_000, cpu, 8)
-    # who starts the processes by hand does not say
+    # processes that were started by hand do not have this variable
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     max_micro_batch_tokens(config, config.model_config(37_000), 63_000_000, cpu, 8)
     assert sharing == [2, 8]
