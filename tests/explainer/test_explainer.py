@@ -772,7 +772,7 @@ class TestPage:
         names = page.evaluate("fetch('model/model.json').then(it => it.json())")["tokens"]
         page.locator('#c-heads [data-key="q1"]').focus()
         said = page.locator("#c-heads .said").inner_text()
-        assert f"reads “{names[ids[0]]}”, and writes “{names[ids[1]]}”, takes " in said
+        assert f"reads “{names[ids[0]]}”, and predicts “{names[ids[1]]}”, takes " in said
         # later rows are not computed yet
         page.locator('#c-heads [data-key="q3"]').dispatch_event("pointerenter")
         assert page.locator("#c-heads .said").inner_text() == said

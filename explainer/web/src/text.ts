@@ -13,7 +13,7 @@ export const text = {
     "take the positional encoding apart. Every number on this page is computed here.",
   nav: { label: "Sections", figure: "1 Figure 1", search: "2 Search", positions: "3 Positions" },
   theme: {
-    auto: "Theme: as the system",
+    auto: "Theme: system",
     light: "Theme: light",
     dark: "Theme: dark",
   },
@@ -32,7 +32,7 @@ export const text = {
     score: (score: string, beams: number, alpha: string) =>
       `Score ${score} with beam size ${beams} and α = ${alpha}`,
     part: (part: number, count: number) =>
-      `This and the pictures are of sentence ${part} of ${count}: click on another one`,
+      `The score and the pictures are for sentence ${part} of ${count}: click on another sentence`,
     unsure: ({ threshold, poor_below, poor_above, chrf }: Calibration) =>
       "Underlined: the model is unsure, because the mean log P of a token is below " +
       `${threshold.toFixed(2).replace("-", "−")}. In a test ${share(poor_below)} of such ` +
@@ -217,8 +217,8 @@ export const text = {
         "A line is a weight: the stronger the line, the more the word on the left takes from the " +
         "word on the right. Point at a word, or move to it with the Tab key.",
       saysStep:
-        "A line is a weight. A word on the left is the last one that is read; its row writes the " +
-        "word after it. Point at another word, or move to it with the Tab key.",
+        "A line is a weight. A word on the left is the last one that is read; its row predicts the " +
+        "next word. Point at another word, or move to it with the Tab key.",
       heads: "All heads of this layer; choose one",
       query: "reads",
       key: "is read",
@@ -226,7 +226,7 @@ export const text = {
         const takes = parts ? `takes ${parts}` : "takes less than 5% from each word";
         return written === undefined
           ? `“${word}” ${takes}.`
-          : `The row that reads “${word}”, and writes “${written}”, ${takes}.`;
+          : `The row that reads “${word}”, and predicts “${written}”, ${takes}.`;
       },
       isRead: (word: string, parts: string) =>
         parts ? `“${word}” is read by ${parts}.` : `No word takes 5% or more from “${word}”.`,
@@ -237,7 +237,7 @@ export const text = {
       title: (kind: string) => `${kind}: weighted values, heads joined`,
       says: (heads: number) =>
         "A head returns the average of the values, weighted by its weights. The results of " +
-        `${plural(heads, "head")} stand side by side, and one more matrix mixes them.`,
+        `${plural(heads, "head")} are concatenated, and one more matrix mixes them.`,
       boxes: { context: "Output of this head", output: "All heads, mixed" },
       equations: {
         context: String.raw`\text{head}_h = A V`,
@@ -259,7 +259,7 @@ export const text = {
     },
     ff: {
       kind: "Feed forward",
-      title: "Feed forward: each token for itself",
+      title: "Feed forward: each token separately",
       says: (inner: number, width: number) =>
         `Two linear layers with a ReLU between them: ${width} numbers become ${inner}, and ${width} ` +
         "again. The ReLU sets negative numbers to 0. Here tokens do not see each other.",
@@ -275,7 +275,8 @@ export const text = {
       says: (size: number) =>
         `The last row of the decoder, times the embedding matrix, gives ${size.toLocaleString(
           "en-US",
-        )} logits, one for each token. The softmax makes them probabilities. Here are the highest ten. ` +
+        )} logits, one for each token. The softmax turns them into probabilities. The ten highest ` +
+        "are shown. " +
         "Beam search may choose a token other than the first.",
       box: "Next token",
       chosen: "chosen",
@@ -289,9 +290,9 @@ export const text = {
     title: "Beam search: keep several beginnings alive",
     lead:
       "The model gives probabilities of the next token only. Search builds sentences from them. In " +
-      "each step, beam search extends every open beginning, and keeps as many of the best as the " +
-      "beam size says; with beam size 1 this is greedy search. A beginning that ends with </s> is " +
-      "complete, and stands beside the open ones. The thick path is the translation.",
+      "each step, beam search extends every open beginning, and keeps only the best ones; the beam " +
+      "size is their number. With beam size 1, this is greedy search. A beginning that ends with " +
+      "</s> is complete, and is kept in addition to the open ones. The thick path is the translation.",
     beams: "Beam size",
     alpha: "Length penalty α",
     tree: (steps: number, nodes: number) =>
@@ -358,8 +359,8 @@ export const text = {
         "rotation, so a head can learn “five tokens back” once, for all positions. The paper takes " +
         "base b = 10000, with which few pairs are enough.",
       learned:
-        "A matrix of weights, here as it begins: random. Training writes the rows, with about the " +
-        "same BLEU in the paper. But there is no row after the last one that was trained.",
+        "A matrix of weights, shown with its random initial values. Training sets the rows. In the " +
+        "paper, BLEU is about the same as with sinusoids. But no row exists after the last trained one.",
     },
     controls: {
       base: "Base b",
@@ -370,7 +371,7 @@ export const text = {
     },
     widened: (bits: number) => `Position n − 1 needs ${bits} bits, so d is ${bits} here.`,
     ignored: (names: string[]) =>
-      `${names.join(" and ")} ${names.length === 1 ? "changes" : "change"} nothing in this code.`,
+      `${names.join(" and ")} ${names.length === 1 ? "has" : "have"} no effect on this code.`,
     heatmap: {
       title: "The table: one row for each position",
       says:
@@ -389,8 +390,8 @@ export const text = {
             `the usual step (dots). ${first}`
           : "No two positions are the same. The similarity is the cosine of two rows.",
       first: (position: number, earlier: number) =>
-        `Position ${position} is the first repeat, of position ${earlier}.`,
-      oneFeature: " With one feature, the cosine is no more than a sign.",
+        `The first repeat is position ${position}, of position ${earlier}.`,
+      oneFeature: " With one feature, the cosine is only a sign.",
       label: "Cosine similarity of positions, with marks where two positions collide",
     },
     dot: {
@@ -415,27 +416,27 @@ export const text = {
         integer: {
           title: (k: number) => `An offset of ${k} is an addition`,
           says:
-            "A dot is a position: across its code, upward the code k positions later. All dots are " +
-            "on one line, so the next code is easy to compute. But the line has no end.",
+            "A dot is a position: the horizontal axis is its code, the vertical axis the code k " +
+            "positions later. All dots are on one line, so the next code is easy to compute. But the line has no end.",
         },
         fraction: {
           title: (k: number) => `An offset of ${k} depends on the length`,
           says:
-            "A dot is a position: across its code, upward the code k positions later. The dots are " +
-            "on one line, k/n above the diagonal. Move n: the line moves too.",
+            "A dot is a position: the horizontal axis is its code, the vertical axis the code k " +
+            "positions later. The dots are on one line, k/n above the diagonal. Move n: the line moves too.",
         },
         sine: {
           title: (k: number) => `An offset of ${k} has two answers`,
           says:
-            "A dot is a position: across its code, upward the code k positions later. Most codes " +
-            "have two dots above them, so the code alone does not say what comes next. With the " +
+            "A dot is a position: the horizontal axis is its code, the vertical axis the code k " +
+            "positions later. Most codes have two dots above them, so the code alone does not say what comes next. With the " +
             "cosine as a second feature it does: that is a pair.",
         },
         learned: {
           title: (k: number) => `An offset of ${k} follows no rule`,
           says:
-            "A dot is a position: across the first feature of its code, upward that of the code k " +
-            "positions later. At the start of training one says nothing about the other.",
+            "A dot is a position: the horizontal axis is the first feature of its code, the vertical " +
+            "axis that of the code k positions later. At the start of training one says nothing about the other.",
         },
         binary: {
           title: (k: number) => `An offset of ${k} flips bits`,
