@@ -95,13 +95,13 @@ def _parser() -> argparse.ArgumentParser:
     add_verb(
         "distill",
         _synthesize,
-        "translate training text, to train a smaller model on",
+        "make training data for a smaller model",
         takes_more=True,
     )
     add_verb(
         "back-translate",
         _synthesize,
-        "translate monolingual text, to train on the pairs",
+        "make training data by back-translation",
         takes_more=True,
     )
     add_verb("serve", _serve, "serve translations over HTTP", takes_more=True)

@@ -375,12 +375,14 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         help="split each line into sentences, and translate each sentence separately; LANGUAGE, "
         "such as en, gives the rules of splitting (default: the source language of the model)",
     )
-    term_group = parser.add_argument_group("terms", "what a translation must or must not contain")
+    term_group = parser.add_argument_group(
+        "terms", "what a translation must or must not contain; case matters"
+    )
     term_group.add_argument(
         "--target_prefix", metavar="TEXT", help="text with which each translation begins"
     )
     for term_kind, rule in (
-        ("required", "must contain (case matters)"),
+        ("required", "must contain"),
         ("forbidden", "must not contain"),
     ):
         term_group.add_argument(
