@@ -324,7 +324,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
                     )
 
     def _refuse_unknown(self, given_fields: dict):
-        """Refuse misspelt fields, which the base class would silently keep as attributes."""
+        """Refuse misspelled fields, which the base class would silently keep as attributes."""
         # a saved configuration may have a user's own attributes, or keys of a newer transformers
         # version, so unknown names are allowed
         is_saved = self.transformers_version is not None

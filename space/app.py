@@ -336,7 +336,7 @@ def build_page(model_names: str | Sequence[str] = DEMO_RUN) -> gr.Blocks:
 def _translation_tab(models: Models):
     gr.Markdown(
         "Type an English sentence, or choose an example, and press Enter. Beam search keeps the "
-        f"best hypotheses of each step ([section 6.1]({PAPER_URL})); a larger alpha favours longer "
+        f"best hypotheses of each step ([section 6.1]({PAPER_URL})); a larger alpha favors longer "
         f"ones. The picture below shows what each word attends to ([section 3.2]({PAPER_URL})). "
         "Look for rows whose brightest cell is not on the diagonal: there the word order changes."
     )
