@@ -119,7 +119,7 @@ def test_the_release_has_calibrated_weights_in_float16_in_one_file(
     assert "far" not in found.calibration
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "Tatoeba" not in card
-    assert "Name the corpora and their licences" in card
+    assert "Name the corpora and their licenses" in card
     names["main"].__globals__["SENTENCES"] = 99
     message = f"must have the split validation with at least 99 pairs, got .* with {len(TEXTS)}"
     with pytest.raises(SystemExit, match=message):

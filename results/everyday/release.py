@@ -7,7 +7,7 @@ RUN is the run folder of the recipe everyday. FOLDER gets model, tokenizer and m
 FOLDER.zip the same in one file. The score of a translation is calibrated with 1,000 sentences of
 the kind that the model learned, --near, and 1,000 of another kind, --far: the threshold is chosen
 on the split validation, and measured on the split test. It goes into the model's generation config,
-where the page finds it. FILE is Markdown for the model card: the corpora and their licences.
+where the page finds it. FILE is Markdown for the model card: the corpora and their licenses.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from vanilla_transformer.loading import load_run
 SENTENCES = 1000
 # a translation with a lower chrF, against one reference, counts as poor
 POOR = 40.0
-NO_SOURCES = "Name the corpora and their licences here before you publish the model."
+NO_SOURCES = "Name the corpora and their licenses here before you publish the model."
 CARD = """
 ## Training text
 
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder of the release")
     for flag in ("--near", "--far"):
         parser.add_argument(flag, nargs=2, required=flag == "--near", metavar=("DATASET", "NAME"))
-    parser.add_argument("--sources", type=Path, metavar="FILE", help="corpora and licences")
+    parser.add_argument("--sources", type=Path, metavar="FILE", help="corpora and licenses")
     flags = parser.parse_args()
     # read before the translations, which take minutes
     sources = NO_SOURCES if flags.sources is None else flags.sources.read_text(encoding="utf-8")
