@@ -95,8 +95,8 @@ def learn_vocabulary(
     )
     if len(tokenizer) + len(symbols) < vocab_size:
         logger.warning(
-            "The vocabulary has %d tokens, not the requested %d: no other pair occurs twice in %d "
-            "sentences. Give more text or ask for fewer tokens.",
+            "The vocabulary has %d tokens, not the requested %d: no other pair of tokens occurs "
+            "twice in %d sentences. Use more text or a smaller vocabulary size.",
             len(tokenizer) + len(symbols),
             vocab_size,
             len(sample),

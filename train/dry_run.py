@@ -69,10 +69,10 @@ def describe(config: TrainConfig, recipe: str) -> str:
         "parameters": f"{model.num_parameters():,} with {vocab_size:,} tokens",
         "steps": f"{config.max_steps:,}",
         "tokens per step": f"{config.tokens_per_step:,} of the source and of the target",
-        "tokens in all": f"{training_tokens:,} of the source and of the target",
+        "total tokens": f"{training_tokens:,} of the source and of the target",
         "training": f"{num_flops:.2g} FLOPs, without attention scores",
         **_describe_memory(config, model),
-        "highest learning rate": f"{peak_learning_rate:.3g} at step {peak_step:,}",
+        "peak learning rate": f"{peak_learning_rate:.3g} at step {peak_step:,}",
     }
     is_on_cpu = not torch.accelerator.is_available()
     if config.precision == "bf16" and is_on_cpu and emulates_bf16():
@@ -181,7 +181,7 @@ def first_pairs(
             for pair in zip(*sides, strict=True)
             for language, text in zip(texts.languages, pair, strict=True)
         ]
-        total_text = "" if is_stream else f", {len(rows):,} in all"
+        total_text = "" if is_stream else f", {len(rows):,} in total"
         groups.append(_format_group(f"first pairs of {name}{total_text}", lines))
     return groups
 

@@ -147,8 +147,8 @@ STEP_NUMBER_SETTINGS = (
 # groups of settings in the order of a recipe, each with its reason, which becomes a comment
 CORPUS_REASONS = {
     " ".join(CORPUS_SETTINGS[:-1]): "The corpus, and the direction of translation.",
-    "validation_pairs": "Pairs that are held out for validation. If the corpus has no validation "
-    f"split, these are one in {HELD_OUT_SHARE}, at most {MOST_HELD_OUT:,}.",
+    "validation_pairs": "Pairs to hold out for validation. If the corpus has no validation split, "
+    f"the number is one in {HELD_OUT_SHARE}, at most {MOST_HELD_OUT:,}.",
 }
 MODEL_REASONS = {
     "hidden_size encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
@@ -166,10 +166,10 @@ SETTING_REASONS = {
     "step. A small batch gives more updates in the same time.",
     "max_steps": "Training steps. The run on {pairs} pairs had {steps}. The number of steps "
     "grows with the square root of the number of pairs, from {fewest} pairs on.",
-    "warmup_steps learning_rate_factor": "The learning rate rises to {peak}, the peak of the run, "
-    "in the same share of all steps.",
-    "cooldown_steps": "The learning rate decays linearly to zero at the end, in the same share of "
-    "all steps.",
+    "warmup_steps learning_rate_factor": "The learning rate rises to {peak}, as in the run, over "
+    "the same fraction of all steps.",
+    "cooldown_steps": "The learning rate decays linearly to zero at the end, over the same "
+    "fraction of all steps.",
     "bpe_dropout": "BPE-dropout: words are split into tokens at random, in several ways that the "
     "epochs use in turn. This data augmentation helps when there are few pairs.",
     "max_grad_norm": "A gradient with a larger norm is clipped: one batch cannot damage the model.",
@@ -297,7 +297,7 @@ def settings_for(pairs: int, most_steps: float = math.inf) -> tuple[Rule, TrainC
         # 0 stays 0: some runs have no cooldown
         lower_bound = min(1, getattr(config, name))
         setattr(config, name, max(lower_bound, round(growth * getattr(config, name))))
-    # the warm-up is `growth` times as long; this factor keeps the highest learning rate of the run
+    # the warm-up is `growth` times as long; this factor keeps the peak learning rate of the run
     config.learning_rate_factor = round(config.learning_rate_factor * math.sqrt(growth), 3)
     if has_fast_bf16():
         config.precision = "bf16"

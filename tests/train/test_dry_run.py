@@ -40,7 +40,7 @@ def test_a_dry_run_counts_every_parameter_and_trains_nothing(capsys, tmp_path, m
     )
     assert f"parameters: {37000 * 512 + layers:,} with 37,000 tokens" in out
     assert "tokens per step: 25,000" in out
-    assert "tokens in all: 2,500,000,000" in out
+    assert "total tokens: 2,500,000,000" in out
     assert "warmup_steps: 4000" in out
     assert not list(tmp_path.iterdir())
 
@@ -67,9 +67,7 @@ def test_a_dry_run_counts_with_the_tokenizer_that_was_given(tmp_path):
 def test_the_highest_rate_is_one_that_the_run_has(steps, cooldown, highest):
     config = load_config("paper-base", {"max_steps": steps, "cooldown_steps": cooldown})
     rate = max(map(learning_rate_of(config, 512), range(1, steps + 1)))
-    assert f"highest learning rate: {rate:.3g} at step {highest:,}\n" in describe(
-        config, "paper-base"
-    )
+    assert f"peak learning rate: {rate:.3g} at step {highest:,}\n" in describe(config, "paper-base")
 
 
 def test_the_settings_of_a_dry_run_are_a_recipe(tmp_path, monkeypatch):
@@ -108,12 +106,12 @@ def test_a_dry_run_shows_the_first_pairs_as_they_are_read(tmp_path):
     settings = {"dataset": str(table), "mix": [{"dataset": str(other)}], "source_lang": "de"}
     settings["target_lang"] = "en"
     found = groups(describe(load_config("demo", settings), "demo"))
-    assert found[f"first pairs of {table}, 6 in all"] == [
+    assert found[f"first pairs of {table}, 6 in total"] == [
         "de, 5 characters: 'a \"b\"'",
         "en, 2 characters: 'c\\x1b'",
         *["de, 1 character: 'd'", "en, 1 character: 'e'"] * 2,
     ]
-    assert found[f"first pairs of {other}, 1 in all"][1] == "en, 2 characters: 'gg'"
+    assert found[f"first pairs of {other}, 1 in total"][1] == "en, 2 characters: 'gg'"
     learn_vocabulary(["a b c"] * 3, 262).save_pretrained(tmp_path / "tokenizer")
     settings |= {"tokenizer": str(tmp_path / "tokenizer"), "mix": [], "streaming": True}
     found = groups(describe(load_config("demo", settings), "demo"))
@@ -144,8 +142,8 @@ def test_a_dry_run_refuses_text_that_is_not_readable(tmp_path):
     table.write_text("a\tb\nc\tf\u00c3\u00bcr\nd\tb c\n", encoding="utf-8")
     found = groups(describe(load_config("demo", {"dataset": str(table)}), "demo"))
     assert found["training text"] == [
-        "2 pairs to train on, on average with 1.0 characters, 1.0 words (en) and 2.0 characters, "
-        "1.5 words (de)",
+        "2 pairs to train on; averages per sentence: en 1.0 characters, 1.0 words; de 2.0 "
+        "characters, 1.5 words",
         f"training pairs of {table}: kept 2, wrong_encoding 1, empty 0",
     ]
 

@@ -68,7 +68,7 @@ def test_a_recipe_is_written_and_trains_as_it_is(folder, capsys):
     table = write_table(folder / "pairs.tsv")
     assert main(["new", "my-model", "--dataset", table, *DATA]) == 0
     out = capsys.readouterr().out
-    assert f"{table}: 57 pairs to train on, on average with 7." in out
+    assert f"{table}: 57 pairs to train on; averages per sentence: en 7." in out
     assert "\n  en, " in out
     config = load_config("my-model.yaml")
     assert (config.dataset, config.validation_pairs) == (table, 3)

@@ -32,8 +32,8 @@ class Counts(NamedTuple):
 
     def __str__(self) -> str:
         means = zip(self.languages, self.characters, self.words, strict=True)
-        return f"{self.pairs:,} pairs to train on, on average with " + " and ".join(
-            f"{characters:.1f} characters, {words:.1f} words ({language})"
+        return f"{self.pairs:,} pairs to train on; averages per sentence: " + "; ".join(
+            f"{language} {characters:.1f} characters, {words:.1f} words"
             for language, characters, words in means
         )
 
