@@ -313,7 +313,7 @@ def _work_section(flops_by_part: dict[str, dict[str, float]], sentence_length: i
         ),
         rows=rows,
         figure=_draw_work(flops_by_part),
-        message="A training needs less than half of what the GPUs could compute in its time "
+        message="Training needs less than half of what the GPUs could compute in that time "
         "(each panel has its own scale)",
         numbers={"counted": flops_by_part, "sentence_length": sentence_length},
     )

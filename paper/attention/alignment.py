@@ -105,9 +105,6 @@ def alignment_section(
     best_index = max(range(num_layers), key=lambda index: (aligned_by_layer[index], index))
     layer_index = best_index if layer is None else layer - 1
     links, words = align(weights, layer_index), weights.by_word()
-    mean_weights = words.cross[layer_index].mean(dim=0)  # [T, S]
-    strongest_columns = mean_weights[: len(links), :-1].argmax(dim=-1)
-    num_backward_moves = int((strongest_columns.diff() < 0).sum())
     finding = (
         "The table has the words of the translation. Each is aligned to the source word with the "
         f"highest weight in decoder layer {layer_index + 1}, by the mean over the heads. The model "
@@ -131,9 +128,8 @@ def alignment_section(
         columns=("translation", "source", "weight"),
         rows=[list(link) for link in links],
         figure=_draw_alignment(words, links, layer_index),
-        message="Attention of the translation to the source: the highest weight of a row (with its "
-        f"number, </s> left out) moves back in the source {num_backward_moves} of {len(links) - 1} "
-        "times",
+        message="Attention of each word of the translation to the words of the source. A number "
+        "marks the highest weight of a row, without </s>.",
         numbers={
             "count_aligned_to_themselves": num_same_spelling,
             "aligned_to_themselves": aligned_by_layer,

@@ -49,9 +49,9 @@ def grid_section(weights: AttentionWeights, kind: str) -> Section:
         f"first target token is predicted. The translation is: {weights.translation}",
     }
     messages = {
-        "encoder": "Each panel is a head: a row is a word that reads, a column one that it reads",
-        "decoder": "A word reads itself and the words before it; hatched positions are hidden",
-        "cross": "A row is a word to be written, a column a source word that it takes from",
+        "encoder": "Each panel is a head: the word of a row attends to the words of the columns",
+        "decoder": "A word attends to itself and the words before it; hatched positions are masked",
+        "cross": "A row is a word to be predicted, a column a source word that it attends to",
     }
     kind_title = KINDS[kind].title
     return Section(
@@ -111,7 +111,7 @@ def head_section(weights: AttentionWeights, layer: int | None, head: int | None)
         columns=("attention", "layer", "head", "strongest line from", "to", "weight"),
         rows=rows,
         figure=figure,
-        message="The stronger a line, the more does a word on the left take from one on the right",
+        message="The stronger a line, the more the left word attends to the right word",
     )
 
 
@@ -150,7 +150,7 @@ def word_section(weights: AttentionWeights, layer: int | None) -> Section:
     draw_lines(axes, words, "encoder", layer_index, range(len(head_weights)), query)
     colors = head_colors(len(head_weights))
     drawn_word = words.source[query]
-    axes.set_title(f"“{drawn_word}”, layer {layer_index + 1}: one colour per head", fontsize=10)
+    axes.set_title(f"“{drawn_word}”, layer {layer_index + 1}: one color per head", fontsize=10)
     # the drawn lines are transparent, so the legend gets its opaque colours from empty lines
     for head in range(len(head_weights)):
         axes.plot([], [], color=colors[head], label=f"head {head + 1}")
@@ -179,6 +179,6 @@ def word_section(weights: AttentionWeights, layer: int | None) -> Section:
         columns=("head", "attends most to", "weight"),
         rows=rows,
         figure=figure,
-        message=f"{len(rows)} heads look at {num_distinct_words} different words (stronger: more "
-        "weight)",
+        message=f"{len(rows)} heads attend most to {num_distinct_words} different words (stronger "
+        "line: larger weight)",
     )
