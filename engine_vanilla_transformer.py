@@ -17,7 +17,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -815,20 +815,24 @@ def reason_against_cache(decoder: Any) -> str | None:
     """Return the reason why a KV cache does not fit the layers of a decoder, or None.
 
     Args:
-        decoder: Decoder with a configuration; attentions without a `layer_idx` are not checked.
+        decoder: Decoder, with a configuration if it has layers; attentions without a `layer_idx`
+            are not checked.
 
     Returns:
         A clause that names the cache indices or the number of layers, or None if each layer has its
         own index, and the cache that the library creates has as many layers.
     """
     layers = getattr(decoder, "layers", ())
+    if not isinstance(layers, Iterable):
+        # a recurrent decoder, for example
+        return None
     for attention_name in ("self_attention", "cross_attention"):
         indices = [index for layer in layers for index in _cache_indices(layer, attention_name)]
         if None in indices:
             continue
         if indices != list(range(len(indices))):
             return f"the layers of the decoder have the cache indices {indices} in {attention_name}"
-        if len(indices) > decoder.config.decoder_layers:
+        if indices and len(indices) > decoder.config.decoder_layers:
             return (
                 f"the decoder has {len(indices)} layers, and decoder_layers of its configuration "
                 f"is {decoder.config.decoder_layers}"

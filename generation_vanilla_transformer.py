@@ -345,6 +345,24 @@ class SearchMixin(_Base):
         )
         config.use_cache = kwargs["use_cache"] = False
 
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
+        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
+        cache = model_kwargs.get(CACHE_NAME)
+        # a model that reorders a state of its own needs no cache of the library
+        has_own_state = hasattr(self, "_reorder_cache")
+        if has_own_state or not isinstance(cache, EncoderDecoderCache):
+            return model_kwargs
+        if not any(layer.is_initialized for layer in cache.self_attention_cache.layers):
+            # with a cache, the next step would read the last token alone
+            warn_once(
+                "%s.generate uses no cache, because %s stores nothing in it.",
+                type(self).__name__,
+                type(self.get_decoder()).__name__,
+            )
+            del model_kwargs[CACHE_NAME]
+            model_kwargs["use_cache"] = False
+        return model_kwargs
+
     def _resolve_settings(
         self, given_config: GenerationConfig | None, kwargs: dict[str, Any]
     ) -> tuple[GenerationConfig, dict[str, Any]]:

@@ -15,7 +15,10 @@ from transformers import (
     T5Config,
     T5EncoderModel,
 )
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+)
 from translation_toys import TEXTS, make_tokenizer
 
 from vanilla_transformer import (
@@ -313,6 +316,64 @@ def test_a_layer_that_stores_nothing_is_named(kind, index, source, warnings_of_s
     if kind is FeedForwardLayer:
         # this layer reads no earlier token
         assert found.equal(model.generate(**searches, engine="off", use_cache=False))
+
+
+class RecurrentDecoder(nn.Module):
+    """Decoder that reads the whole target in each step."""
+
+    def __init__(self, config, name="layers"):
+        super().__init__()
+        self.name = name
+        self.embed_tokens = nn.Embedding(config.vocab_size, WIDTH)
+        self.add_module(name, nn.GRU(WIDTH, WIDTH, batch_first=True))
+
+    def forward(self, input_ids, encoder_hidden_states, encoder_attention_mask=None, **kwargs):
+        states = self.get_submodule(self.name)(self.embed_tokens(input_ids))[0]
+        scores = states @ encoder_hidden_states.mT
+        if encoder_attention_mask is not None:
+            scores = scores.masked_fill(encoder_attention_mask[:, None] == 0, -torch.inf)
+        states = states + scores.softmax(-1) @ encoder_hidden_states
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
+
+
+class OwnDecoder(modeling.VanillaTransformerDecoder):
+    def forward(self, *args, cache=None, past_key_values=None, use_cache=None, **kwargs):
+        return super().forward(*args, **kwargs, use_cache=False)
+
+
+def forget_everything(model):
+    layers = (ForgetfulLayer(model.config, index) for index in range(3))
+    model.model.decoder.layers = nn.ModuleList(layers)
+
+
+def replace_decoder_by(kind, *names):
+    def replace(model):
+        model.model.decoder = kind(model.config, *names)
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        replace_decoder_by(RecurrentDecoder),
+        replace_decoder_by(RecurrentDecoder, "recurrence"),
+        replace_decoder_by(OwnDecoder),
+        forget_everything,
+    ],
+    ids=["recurrent", "recurrent, own name", "own", "layers"],
+)
+def test_a_decoder_that_stores_nothing_reads_the_whole_target(edit, source, warnings_of_search):
+    model = edited(edit, tie_word_embeddings=False)
+    for search in SEARCHES:
+        expected = model.generate(**{**source, **search, "use_cache": False}, max_new_tokens=6)
+        warnings_of_search.clear()
+        generation.warn_once.cache_clear()
+        found = model.generate(**{**source, **search, "use_cache": True}, max_new_tokens=6)
+        assert found.equal(expected)
+        assert "Edited.generate uses no cache, because" in warnings_of_search[-1]
+    model.generation_config.eos_token_id = None
+    assert greedily(model, source, 6).equal(model.generate(**source, max_new_tokens=6))
 
 
 def test_a_layer_without_a_cache_is_not_exported_to_onnx(tmp_path):

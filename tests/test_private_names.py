@@ -33,11 +33,12 @@ PRIVATE_NAMES = {
         "_sample",
         # overridden: the check of the model's arguments, which may be those of a changed part
         "_validate_model_kwargs",
+        # overridden: the arguments of the next step, without a cache if the decoder stores nothing
+        "_update_model_kwargs_for_generation",
         # called by these loops for the logits, and overridden in the stand-in for a model
         "_prefill",
         # called: steps of these loops
         "_has_unfinished_sequences",
-        "_update_model_kwargs_for_generation",
         "_valid_auto_compile_criteria",
     ),
     "transformers.generation.configuration_utils.GenerationConfig": (
