@@ -581,7 +581,7 @@ class SearchMixin(_Base):
         """Return the names of weights that are tied, although the configuration unties them."""
         if self.config.tie_word_embeddings:
             return set()
-        tied_in_stacks = self.base_model._tied_weights_keys or {}
+        tied_in_stacks = getattr(self.base_model, "_tied_weights_keys", None) or {}
         tied_names = {
             *(self._tied_weights_keys or {}),
             *(f"{self.base_model_prefix}.{name}" for name in tied_in_stacks),

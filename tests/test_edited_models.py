@@ -640,6 +640,36 @@ def test_the_encoder_may_read_speech():
         model.generate(features, input_features=features)
 
 
+class AnyModel(nn.Module):
+    """Encoder and decoder in a module of torch."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.stacks = VanillaTransformerModel(config)
+
+    def forward(self, **kwargs):
+        return self.stacks(**kwargs)
+
+    def get_encoder(self, *args, **kwargs):
+        return self.stacks.encoder
+
+    def get_decoder(self):
+        return self.stacks.decoder
+
+
+def test_the_module_of_encoder_and_decoder_may_be_of_torch(source, tmp_path):
+    def replace(model):
+        model.model = AnyModel(model.config)
+
+    model = edited(replace, tie_word_embeddings=False)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    for search in SEARCHES:
+        expected = model.generate(**{**source, **search, "use_cache": False}, max_new_tokens=6)
+        assert expected.equal(model.generate(**source, **search, max_new_tokens=6))
+        assert expected.equal(loaded.generate(**source, **search, max_new_tokens=6))
+
+
 def test_the_embeddings_of_another_encoder_are_resized(source):
     def replace(model):
         model.model.encoder = small_encoder("BERT", 23)
