@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -726,11 +726,13 @@ def layers_without_cache(decoder: PreTrainedModel, cache: Cache) -> list[int]:
     """Return the indices of the layers that have stored no keys and values in a cache.
 
     Args:
-        decoder: Decoder with `layers`.
+        decoder: Decoder; one without a list of layers, such as a recurrent one, counts as a layer.
         cache: Cache of self-attention or of cross-attention, after a step.
     """
+    layers = getattr(decoder, "layers", None)
+    num_layers = len(layers) if isinstance(layers, Sized) else 1
     stored = {index for index, layer in enumerate(cache.layers) if layer.is_initialized}
-    return [index for index in range(len(decoder.layers)) if index not in stored]
+    return [index for index in range(num_layers) if index not in stored]
 
 
 def warn_of_layers_without_cache(decoder: PreTrainedModel, cache: EncoderDecoderCache):

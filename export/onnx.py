@@ -28,7 +28,11 @@ from transformers import (
 from ..atomic_files import atomic_folder
 from ..comparison import SOURCE_LENGTHS, batch_to_compare, refuse_difference
 from ..engine_vanilla_transformer import without_bias
-from ..generation_vanilla_transformer import CACHE_NAME, layers_without_cache
+from ..generation_vanilla_transformer import (
+    CACHE_NAME,
+    layers_without_cache,
+    output_of_encoder,
+)
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import DIFFERS
 from .marian import marian_config, marian_generation_config
@@ -265,7 +269,7 @@ class EncoderGraph(nn.Module):
             Memory, [B, S, d_model].
         """
         outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
-        return outputs.last_hidden_state
+        return output_of_encoder(outputs).last_hidden_state
 
 
 class DecoderGraph(nn.Module):

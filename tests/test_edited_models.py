@@ -376,13 +376,23 @@ def test_a_decoder_that_stores_nothing_reads_the_whole_target(edit, source, warn
     assert greedily(model, source, 6).equal(model.generate(**source, max_new_tokens=6))
 
 
-def test_a_layer_without_a_cache_is_not_exported_to_onnx(tmp_path):
-    def replace(model):
-        model.model.decoder.layers[1] = ForgetfulLayer(model.config, 1)
+def forget_in_one_layer(model):
+    model.model.decoder.layers[1] = ForgetfulLayer(model.config, 1)
 
+
+@pytest.mark.parametrize(
+    ("edit", "indices"),
+    [
+        (forget_in_one_layer, r"\[1\]"),
+        (replace_decoder_by(RecurrentDecoder), r"\[0\]"),
+        (replace_decoder_by(RecurrentDecoder, "recurrence"), r"\[0\]"),
+    ],
+    ids=["layer", "recurrent", "recurrent, own name"],
+)
+def test_a_layer_without_a_cache_is_not_exported_to_onnx(edit, indices, tmp_path):
     tokenizer = make_tokenizer()
-    model = edited(replace, vocab_size=len(tokenizer))
-    with pytest.raises(ValueError, match=r"the layers \[1\] store none in self_attention"):
+    model = edited(edit, vocab_size=len(tokenizer), tie_word_embeddings=False)
+    with pytest.raises(ValueError, match=f"the layers {indices} store none in self_attention"):
         to_onnx(model, tokenizer, tmp_path / "onnx")
 
 
@@ -575,17 +585,17 @@ def patch_encoder(model):
     model.model.encoder.forward = lambda *inputs, **others: forward(*inputs, **others)
 
 
-def wrap_encoder(kind):
-    def wrap(model):
-        model.model.encoder = kind(model.model.encoder)
+def wrap_encoder(model):
+    model.model.encoder = AnyNameEncoder(model.model.encoder)
 
-    return wrap
+
+def wrap_tuple_encoder(model):
+    model.model.encoder = TupleEncoder(model.model.encoder)
 
 
 @pytest.mark.parametrize(
     "change",
-    [patch_encoder, wrap_encoder(AnyNameEncoder), wrap_encoder(TupleEncoder)],
-    ids=["patched", "any name", "tuple"],
+    [patch_encoder, wrap_encoder, wrap_tuple_encoder],
 )
 def test_the_encoder_of_a_search_gets_what_that_of_forward_gets(change, source):
     model = edited(lambda model: None)
@@ -602,6 +612,13 @@ def test_the_encoder_of_a_search_gets_what_that_of_forward_gets(change, source):
     model.generation_config.eos_token_id = None
     assert greedily(model, source, 6).equal(model.generate(**source, max_new_tokens=6))
     assert without_mask.equal(model.generate(source["input_ids"], **search, eos_token_id=eos))
+
+
+def test_an_encoder_that_returns_a_tuple_is_exported_to_onnx(tmp_path):
+    tokenizer = make_tokenizer()
+    sizes = {"vocab_size": len(tokenizer), "tie_word_embeddings": False}
+    to_onnx(edited(wrap_tuple_encoder, **sizes), tokenizer, tmp_path)
+    assert (tmp_path / "encoder_model.onnx").exists()
 
 
 class SpeechEncoder(nn.Module):
