@@ -557,6 +557,17 @@ def _find_languages(dataset: str, rows: datasets.Dataset | datasets.IterableData
     )
 
 
+def _flatten(features: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns and the fields inside of columns, by names with dots between."""
+    flat_features: dict[str, Any] = {}
+    for name, feature in features.items():
+        inner_features = feature.flatten() if isinstance(feature, datasets.Translation) else feature
+        if isinstance(inner_features, Mapping):
+            inner_features = _flatten(inner_features)
+            flat_features |= {f"{name}.{inner}": found for inner, found in inner_features.items()}
+    return flat_features | dict(features)
+
+
 def _to_translation_schema(
     dataset: str,
     rows: datasets.Dataset | datasets.IterableDataset,
@@ -573,7 +584,7 @@ def _to_translation_schema(
         return rows
     column_types = {
         name: getattr(column_type, "dtype", type(column_type).__name__)
-        for name, column_type in input_features.items()
+        for name, column_type in _flatten(input_features).items()
     }
     for name in names:
         if column_types.get(str(name)) not in ("string", "large_string", "string_view", "str"):
@@ -585,17 +596,19 @@ def _to_translation_schema(
     output_features = datasets.Features(
         {"translation": datasets.Translation(languages=list(languages))}
     )
+    paths = [[str(name)] if name in input_features else str(name).split(".") for name in names]
+    input_columns = list(dict.fromkeys(path[0] for path in paths))
     # select the columns first, so that `map` need not remove an input column named "translation":
     # in a stream, this would also remove the output column of the same name
     return (
-        rows.select_columns(names)
+        rows.select_columns(input_columns)
         .with_format("arrow")
         .map(
             join_text_columns,
             batched=True,
-            remove_columns=names,
+            remove_columns=[name for name in input_columns if name != "translation"],
             features=output_features,
-            fn_kwargs={"names": names, "languages": list(languages)},
+            fn_kwargs={"paths": paths, "languages": list(languages)},
         )
         .with_format(None)
     )

@@ -43,12 +43,12 @@ class JsonRecordsConfig(datasets.BuilderConfig):
 
     Args:
         languages: Source and target language.
-        fields: Fields of a record that contain the source and the target; empty if the texts are in
-            the field "translation".
+        fields: Paths of the fields that contain the source and the target, from the record to the
+            text; empty if the texts are in the field "translation".
     """
 
     languages: tuple[str, ...] = ()
-    fields: tuple[str, ...] = ()
+    fields: tuple[tuple[str, ...], ...] = ()
 
 
 class JsonRecords(datasets.ArrowBasedBuilder):
@@ -159,28 +159,29 @@ def read_json(
 
 def _find_languages_and_fields(
     names: Sequence[str], languages: Sequence[str], columns: Sequence[str]
-) -> tuple[list[str], tuple[str, ...]]:
+) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
     """Return the languages of a split, and the `fields` of `JsonRecordsConfig` for its texts.
 
     Reading stops at the first record after which the requested languages are found.
     """
     found_languages: set[str] = set()
-    found_fields: set[str] = set()
+    # path of each field, by its name, in which dots separate the names of nested fields
+    found_fields: dict[str, tuple[str, ...]] = {}
     for name in names:
         for chunk in _read_chunks(name, name):
             for record in _parse_records(chunk.decode(errors="replace"), name):
                 if not isinstance(record, dict):
                     continue
-                found_fields |= record.keys()
+                found_fields |= _field_paths(record)
                 translation = record.get(TRANSLATION_COLUMN)
                 found_languages |= translation.keys() if isinstance(translation, dict) else set()
-                if columns and found_fields.issuperset(columns):
-                    return sorted(languages), tuple(columns)
+                if columns and found_fields.keys() >= set(columns):
+                    return sorted(languages), tuple(found_fields[name] for name in columns)
                 if not columns and found_languages.issuperset(languages):
                     return sorted(found_languages), ()
                 has_no_translations = TRANSLATION_COLUMN not in found_fields
-                if not columns and has_no_translations and found_fields.issuperset(languages):
-                    return sorted(languages), tuple(languages)
+                if not columns and has_no_translations and found_fields.keys() >= set(languages):
+                    return sorted(languages), tuple(found_fields[name] for name in languages)
     if columns or not found_languages:
         rule = (
             f"a column {TRANSLATION_COLUMN!r} with a text for each language, or a column for each "
@@ -199,6 +200,30 @@ def _find_languages_and_fields(
     return sorted(found_languages), ()
 
 
+def _field_paths(record: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the path of each field of a record, by its name."""
+    paths: dict[str, tuple[str, ...]] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            inner_paths = _field_paths(value).items()
+            paths |= {f"{name}.{inner_name}": (name, *path) for inner_name, path in inner_paths}
+    # a name with a dot is that of a field, not of a nested field
+    return paths | {name: (name,) for name in record}
+
+
+def _text_schema(paths: Sequence[Sequence[str]]) -> pa.Schema:
+    """Return the schema of records that have texts at some paths."""
+    inner_paths: dict[str, list[Sequence[str]]] = {}
+    for name, *inner_path in paths:
+        inner_paths.setdefault(name, []).append(inner_path)
+    return pa.schema(
+        [
+            (name, pa.struct(_text_schema(inner)) if all(inner) else pa.string())
+            for name, inner in inner_paths.items()
+        ]
+    )
+
+
 def _parse_records(text: str, name: str) -> Iterator[Any]:
     """Parse consecutive records, which need not be on separate lines."""
     decoder, position = json.JSONDecoder(), 0
@@ -215,13 +240,10 @@ def _parse_records(text: str, name: str) -> Iterator[Any]:
 
 
 def _read_tables(
-    path: str, name: str, languages: Sequence[str], fields: Sequence[str]
+    path: str, name: str, languages: Sequence[str], fields: Sequence[Sequence[str]]
 ) -> Iterator[pa.Table]:
-    schema = pa.schema(
-        [(TRANSLATION_COLUMN, pa.struct([(language, pa.string()) for language in languages]))]
-    )
-    if fields:
-        schema = pa.schema([(field, pa.string()) for field in fields])
+    paths = fields or [(TRANSLATION_COLUMN, language) for language in languages]
+    schema = _text_schema(paths)
     parse_options = pyarrow.json.ParseOptions(
         explicit_schema=schema, unexpected_field_behavior="ignore"
     )
@@ -237,7 +259,7 @@ def _read_tables(
         except pa.ArrowInvalid as error:
             raise ValueError(_describe_record_error(error, chunk, name, num_read)) from error
         num_read += len(table)
-        yield join_text_columns(table, fields, languages) if fields else table
+        yield join_text_columns(table, paths, languages)
 
 
 def _read_chunks(path: str, name: str) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...console import LONGEST_VALUE, shortened
 from .text_files import MAX_LINE_BYTES, count_lines, lines_of, opened, read_lines
@@ -236,17 +237,26 @@ def column_names(languages: Sequence[str], columns: Columns | None) -> list[str 
     return [(columns or {}).get(language, language) for language in languages]
 
 
-def join_text_columns(table: pa.Table, names: Sequence[str], languages: Sequence[str]) -> pa.Table:
-    """Convert columns of text to the single column "translation".
+def join_text_columns(
+    table: pa.Table, paths: Sequence[Sequence[str]], languages: Sequence[str]
+) -> pa.Table:
+    """Convert texts to the single column "translation".
 
     Args:
-        table: Rows with a column of text for each language.
-        names: Names of the columns of the source and the target.
+        table: Rows with the texts of each language.
+        paths: Name of the column of the source and of the target; for a field inside of a column,
+            the names from the column to the field.
         languages: Source and target language.
 
     Returns:
         Rows in the translation schema.
     """
-    table = table.select(names).rename_columns(list(languages)).combine_chunks()
-    pairs = table.cast(pa.schema([(language, pa.string()) for language in languages]))
+    columns = []
+    for name, *inner_names in paths:
+        column = table[name]
+        for inner_name in inner_names:
+            column = pc.struct_field(column, inner_name)
+        columns.append(column)
+    pairs = pa.table(columns, names=list(languages)).combine_chunks()
+    pairs = pairs.cast(pa.schema([(language, pa.string()) for language in languages]))
     return pa.table({"translation": pairs.to_struct_array()})

@@ -211,6 +211,26 @@ def test_the_setting_columns_names_or_numbers_them(streaming, tmp_path):
         assert read(tmp_path / name, streaming, names) == [("a", "b")], name
 
 
+@pytest.mark.parametrize("root", ["translation", "data"])
+def test_columns_can_be_fields_of_other_fields(root, streaming, tmp_path):
+    rows = [{root: {"eng_Latn": "a", "deu": {"text": "b"}}, "en": "x", "id": 1}]
+    rows += [{root: {"eng_Latn": "c", "deu": None}, "en": "x", "id": 2}]
+    write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, rows)))
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "x.parquet"))
+    columns = {"en": f"{root}.eng_Latn", "de": f"{root}.deu.text"}
+    for name in ("x.jsonl", "x.parquet"):
+        assert read(tmp_path / name, streaming, columns) == [("a", "b"), ("c", None)], name
+        for wrong in (f"{root}.deu_Latn", f"{root}.deu", root):
+            with pytest.raises(ValueError, match=rf"{wrong}|must have a text in"):
+                read(tmp_path / name, streaming, {**columns, "de": wrong})
+    # a dot can also be part of a name
+    rows = [{"a.b": "c", "a": {"b": "x", "c": "d"}}]
+    write(tmp_path / "x.jsonl", json.dumps(rows[0]))
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "x.parquet"))
+    for name in ("x.jsonl", "x.parquet"):
+        assert read(tmp_path / name, streaming, {"en": "a.b", "de": "a.c"}) == [("c", "d")], name
+
+
 @pytest.mark.parametrize("kind", ["moses", "memory.tmx", "folder", "demo"])
 def test_columns_of_a_corpus_without_columns_are_refused(kind, tmp_path):
     write_every_kind(tmp_path, PAIRS)
