@@ -24,6 +24,7 @@ from datasets.packaged_modules.json.json import Json
 from fsspec.compression import available_compressions
 from fsspec.utils import infer_compression
 
+from ...console import LONGEST_VALUE, shortened
 from .tables import Columns, column_names, join_text_columns
 from .text_files import GZIP_MAGIC, TRUNCATION_ERRORS
 
@@ -195,7 +196,8 @@ def _find_languages_and_fields(
             rule, advice = f"the columns {' and '.join(map(repr, columns))}", ""
         raise ValueError(
             f"{', '.join(names)} must have {rule}, got "
-            f"{', '.join(sorted(found_fields)) or 'no records'}.{advice if found_fields else ''}"
+            f"{shortened(', '.join(sorted(found_fields)), 3 * LONGEST_VALUE) or 'no records'}."
+            f"{advice if found_fields else ''}"
         )
     return sorted(found_languages), ()
 

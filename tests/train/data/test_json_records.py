@@ -224,6 +224,15 @@ def test_invalid_json_is_refused_with_its_record(streaming, tmp_path):
         read(tmp_path, streaming)
 
 
+def test_the_fields_of_a_record_are_listed_in_bounded_length(streaming, tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(dict.fromkeys(map(str, range(9999)), "x")))
+    with pytest.raises(
+        ValueError, match=r"must have a column 'translation' .*, got 0, 1, 10, "
+    ) as it:
+        load_translations(str(tmp_path), None, "en", "de", streaming=streaming)
+    assert len(str(it.value)) < 1000
+
+
 def test_a_changed_file_is_read_again(tmp_path):
     write(tmp_path / "train.jsonl", GOOD[:5])
     assert len(read(tmp_path, False)[0]) == 5
