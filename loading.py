@@ -28,6 +28,7 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.tokenization_auto import (
@@ -385,7 +386,15 @@ def read_tokenizer(
             read_json(Path(tokenizer_file), TOKENIZER_SCHEMA)
         for name in TOKENIZER_FILES:
             refuse_lfs_pointer(Path(source, name))
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        # without a file of its vocabulary, some classes give a tokenizer that knows no word. The
+        # generic class also looks for files of other names
+        names = dict.fromkeys(tokenizer.vocab_files_names.values())
+        files = [Path(source, name) for name in (*names, TOKENIZER_FILES[0])]
+        is_generic = not names or type(tokenizer) is PreTrainedTokenizerFast
+        if Path(source).is_dir() and not is_generic and not any(map(Path.is_file, files)):
+            raise ValueError(f"it has none of {', '.join(names)}.")
+        return tokenizer
     except ImportError as error:
         package_names = [name for name in TOKENIZER_PACKAGES if name in str(error).lower()]
         if not package_names:
@@ -409,6 +418,10 @@ def read_tokenizer(
         is_opened_as_none = "PathLike object, not NoneType" in reason
         if is_opened_as_none and (missing_files := _missing_tokenizer_files(source)):
             reason = f"it has no {', '.join(missing_files)}."
+        configurations = (TOKENIZER_CONFIG_FILE, CONFIG_NAME)
+        has_no_class = not any(Path(source, name).is_file() for name in configurations)
+        if has_no_class and "instantiate the backend tokenizer" in reason:
+            reason = "it has no tokenizer.json, which `save` of the library tokenizers writes."
         raise ValueError(f"tokenizer {str(source)!r} cannot be loaded: {reason}") from error
 
 

@@ -9,7 +9,7 @@ import train_toys
 
 from vanilla_transformer.cli import main
 from vanilla_transformer.conversion.command import run as run_convert
-from vanilla_transformer.loading import load, load_run
+from vanilla_transformer.loading import load, load_run, read_tokenizer
 from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.averaging import average_run
 from vanilla_transformer.train.evaluate import evaluate
@@ -134,6 +134,21 @@ def test_a_large_model_without_weights_is_not_refused_for_its_sizes(run):
     change(run / "config.json", hidden_size=4096)
     with pytest.raises(ValueError, match=r"no file named model\.safetensors"):
         load_run(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", '{"model_type": "t5"}', "it has none of spiece.model, tokenizer.json"),
+        ("config.json", '{"model_type": "bart"}', "it has none of vocab.json, merges.txt, token"),
+        # as `save_model` of the library tokenizers writes it
+        ("vocab.txt", "[UNK]\na\n", "it has no tokenizer.json, which `save` of the library"),
+    ],
+)
+def test_a_tokenizer_without_its_files_is_refused(name, content, message, tmp_path):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=f"cannot be loaded: {message}"):
+        read_tokenizer(tmp_path)
 
 
 NOT_JSON = (b"", b"\xff\xfe{\0", b"[" * 99_999, b"{", b'{"a": 1, "a": 2}', b"[]", b"5", b"null")
