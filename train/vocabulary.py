@@ -17,10 +17,10 @@ from ..tokenization.learning import learn_vocabulary, tokenizer_hash
 from ..tokenization.sentence_pieces import SPACE, read_sentence_pieces
 from .config import TrainConfig
 from .data.prepare import Texts, load_texts, vocabulary_texts
-from .recipe import RECIPE_FILE, recipe_text, save_config
+from .recipe import RECIPE_FILE, load_config, recipe_text, save_config
 from .resuming import refuse_other_vocabulary
 from .run_folder.environment import ENVIRONMENT_FILE
-from .run_folder.files import METRICS_FILE, read_recipe, refuse_other_files
+from .run_folder.files import METRICS_FILE, refuse_other_files
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,11 @@ def prepare_tokenizer(
     if old_config is None and not tokenizer_folder.is_dir():
         refuse_files_of_no_run(folder, config)
     saved_config = old_config if tokenizer_folder.is_dir() else None
-    if old_config is None and tokenizer_folder.is_dir() and (folder / RECIPE_FILE).is_file():
-        saved_config = read_recipe(folder)
+    if old_config is None and tokenizer_folder.is_dir():
+        # the user may have edited the recipe in the run folder
+        recipes = [path / RECIPE_FILE for path in (tokenizer_folder, folder)]
+        saved_configs = (load_config(str(recipe)) for recipe in recipes if recipe.is_file())
+        saved_config = next(saved_configs, None)
     # if the run folder has a copy of the given tokenizer, the original may be gone
     if config.tokenizer is not None and (
         saved_config is None or saved_config.tokenizer != config.tokenizer
@@ -87,7 +90,8 @@ def prepare_tokenizer(
             if texts is not None and config.tokenizer is None and not config.streaming:
                 write_atomically(unfinished / TEXT_FILE, ", ".join(texts.hashes) + "\n")
             # save the recipe with the tokenizer, so that the origin of the tokenizer is known
-            save_config(config, folder / RECIPE_FILE)
+            for path in (unfinished, folder):
+                save_config(config, path / RECIPE_FILE)
     return tokenizer
 
 

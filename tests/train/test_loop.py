@@ -35,7 +35,7 @@ from vanilla_transformer.train import run as setup
 from vanilla_transformer.train.averaging import average_run, average_weights
 from vanilla_transformer.train.data.batches import TrainingSteps
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.recipe import save_config
+from vanilla_transformer.train.recipe import load_config, save_config
 from vanilla_transformer.train.run_folder import checkpoint as checkpointing
 from vanilla_transformer.train.run_folder import environment
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints
@@ -779,6 +779,11 @@ def test_a_vocabulary_learned_with_other_settings_is_not_taken(corpus, tmp_path)
     assert read_recipe(tmp_path / "run").vocab_size == 290
     with pytest.raises(ValueError, match="vocab_size was 290, got 280"):
         train(train_toys.toy_config(corpus, tmp_path / "run", vocab_size=280))
+    # the recipe in the run folder may be edited
+    recipe = tmp_path / "run/recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("vocab_size: 290", "vocab_size: 280"))
+    with pytest.raises(ValueError, match="vocab_size was 290, got 280"):
+        train(load_config(str(recipe)))
     # how long to train does not shape it
     assert train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=1))
     assert AutoTokenizer.from_pretrained(tmp_path / "run").get_vocab() == learned.get_vocab()
