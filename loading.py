@@ -260,6 +260,8 @@ def _load_with_adapters(
         tokenizer = read_tokenizer(adapters, trust_remote_code)
     if not (_has_file(adapters, SAFETENSORS_WEIGHTS_NAME) or _has_file(adapters, WEIGHTS_NAME)):
         raise ValueError(f"adapters {str(adapters)!r} must have {SAFETENSORS_WEIGHTS_NAME}.")
+    for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME):
+        refuse_lfs_pointer(Path(adapters, name))
     try:
         model = PeftModel.from_pretrained(model, str(adapters)).merge_and_unload()
     except SafetensorError as error:
