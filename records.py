@@ -207,14 +207,16 @@ def refuse_lfs_pointer(path: str | Path):
     """Refuse a file of a Git repository that was cloned without the files in LFS.
 
     Args:
-        path: File; a pipe and a missing file are accepted, and not opened.
+        path: File; a pipe, a file in /dev and a missing file are accepted, and not opened.
 
     Raises:
         ValueError: If the file is the pointer of a file in LFS.
         OSError: If the file cannot be read.
     """
-    if Path(path).is_file():
-        with Path(path).open("rb") as file:
+    path = Path(path)
+    # on macOS, bytes that are read here from /dev/stdin could not be read again
+    if path.is_file() and not path.is_relative_to("/dev"):
+        with path.open("rb") as file:
             if file.read(len(LFS_POINTER)) == LFS_POINTER:
                 raise ValueError(
                     f"{path} must be a whole file, got a pointer of Git LFS: run `git lfs pull` in "

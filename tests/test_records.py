@@ -1,5 +1,6 @@
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from vanilla_transformer.records import (
     read_json,
     read_json_lines,
     read_text,
+    refuse_lfs_pointer,
     whole_number,
 )
 
@@ -109,3 +111,10 @@ def test_a_path_that_is_no_file_is_refused_at_once(kind, tmp_path):
         path.symlink_to("/dev/zero" if kind == "endless" else path)
     with pytest.raises(ValueError, match=f"{path} must be a file"):
         read_text(path)
+
+
+def test_a_redirected_file_is_not_opened_to_look_for_a_pointer(monkeypatch):
+    # on macOS, bytes that are read from /dev/stdin cannot be read again
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened"))
+    refuse_lfs_pointer("/dev/stdin")
