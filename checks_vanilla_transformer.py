@@ -139,7 +139,10 @@ def own_arguments(model: nn.Module) -> set[str]:
             names |= {
                 it.name
                 for it in parameters
-                if it.kind == it.KEYWORD_ONLY or it.default is not it.empty
+                if it.kind == it.KEYWORD_ONLY
+                or it.default is not it.empty
+                # a layer gets such an argument by its position
+                or (module is model and it.kind == it.POSITIONAL_OR_KEYWORD)
             }
     return names.difference(RELEASED_ARGUMENTS)
 

@@ -12,6 +12,7 @@ library's own searches use the engine too: `EngineModel` takes the place of the 
 
 import copy
 import functools
+import inspect
 import logging
 import math
 import warnings
@@ -86,6 +87,8 @@ ENGINE_ARGUMENTS = (
     "decoder_input_ids",
     CACHE_NAME,
 )
+# arguments that `forward` of the released model passes to every encoder
+ENCODER_ARGUMENTS = ("input_ids", "attention_mask", "inputs_embeds")
 # name of the encoder's `forward` in the released code, which refuses arguments that it cannot read
 ENCODER_FORWARD = "VanillaTransformerEncoder.forward"
 # name of the released model's class
@@ -310,7 +313,7 @@ class SearchMixin(_Base):
         names = own_arguments(encoder)
         if is_released and not self._own_arguments().difference(names) & kwargs.keys():
             return
-        names |= {"input_ids", "attention_mask", "inputs_embeds"}
+        names |= set(ENCODER_ARGUMENTS)
         arguments = {name: value for name, value in inputs.items() if name in names}
         has_source = bool(arguments.keys() - {"attention_mask"})
         if inputs.get("encoder_outputs") is not None or not has_source:
@@ -318,6 +321,10 @@ class SearchMixin(_Base):
         for name in ("output_attentions", "output_hidden_states"):
             if getattr(config, name):
                 arguments[name] = True
+        # `forward` passes these also if they are None
+        for name in inspect.signature(encoder.forward).parameters:
+            if name in ENCODER_ARGUMENTS:
+                arguments.setdefault(name)
         kwargs["encoder_outputs"] = output_of_encoder(encoder(**arguments))
         if not source_shape(inputs)[0]:
             # speech or an image, whose length only the encoder knows

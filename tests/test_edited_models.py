@@ -231,19 +231,26 @@ def greedily(model, inputs, num_tokens):
     return ids
 
 
+class RequiringEncoder(SpeakerEncoder):
+    def forward(self, input_ids, attention_mask, inputs_embeds, speaker_ids, **kwargs):
+        return super().forward(
+            input_ids, attention_mask, inputs_embeds, speaker_ids=speaker_ids, **kwargs
+        )
+
+
 class TemperatureDecoder(modeling.VanillaTransformerDecoder):
-    def forward(self, *args, temperatures, **kwargs):
-        output = super().forward(*args, **kwargs)
+    def forward(self, input_ids, attention_mask, encoder_hidden_states, temperatures, **kwargs):
+        output = super().forward(input_ids, attention_mask, encoder_hidden_states, **kwargs)
         output.last_hidden_state = output.last_hidden_state * temperatures[:, None, None]
         return output
 
 
-def replace_both_stacks(model):
-    replace_encoder(model)
-    model.model.decoder = TemperatureDecoder(model.config)
+@pytest.mark.parametrize("encoder", [SpeakerEncoder, RequiringEncoder])
+def test_arguments_of_several_changed_parts_reach_them(encoder, source):
+    def replace_both_stacks(model):
+        model.model.encoder = encoder(model.config)
+        model.model.decoder = TemperatureDecoder(model.config)
 
-
-def test_arguments_of_several_changed_parts_reach_them(source):
     model = edited(replace_both_stacks)
     model.generation_config.eos_token_id = None
     speakers = {"speaker_ids": torch.tensor([0, 1, 2, 3])}
@@ -252,7 +259,7 @@ def test_arguments_of_several_changed_parts_reach_them(source):
     inputs = {**source, **speakers, **arguments, "max_new_tokens": 5}
     assert expected.equal(model.generate(**inputs))
     assert expected.equal(model.generate(**inputs, custom_generate=search_of_the_library))
-    memory = model.get_encoder()(**source, **speakers)
+    memory = model.get_encoder()(**source, inputs_embeds=None, **speakers)
     inputs |= {"eos_token_id": model.config.eos_token_id}
     given = {**inputs, "input_ids": None, "encoder_outputs": memory}
     for search in SEARCHES[1:]:
