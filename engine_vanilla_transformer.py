@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .checks_vanilla_transformer import vocab_size_of
+from .checks_vanilla_transformer import check_ids, vocab_size_of
 from .cores_vanilla_transformer import shared_cores
 from .identity_vanilla_transformer import (
     attention_difference,
@@ -646,7 +646,13 @@ class _Stack:
         self.position_table: Tensor | None = None
 
     def embed(self, ids: Tensor) -> Tensor:
-        return self.embedding(ids).to(self.dtype).mul_(self.embedding_scale)  # [rows, d_model]
+        try:
+            embedded = self.embedding(ids)
+        except IndexError:
+            # a changed output projection may have more tokens than the embedding
+            check_ids("token ids", ids, self.embedding.num_embeddings)
+            raise
+        return embedded.to(self.dtype).mul_(self.embedding_scale)  # [rows, d_model]
 
     def positions(self, length: int) -> Tensor | None:
         """Return the encodings of the first positions, [length, d_model]."""

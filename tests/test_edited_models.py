@@ -445,6 +445,16 @@ def test_source_and_target_may_have_a_vocabulary_each(sizes):
     assert reason_against_engine(released) is None
 
 
+def test_an_output_token_without_an_embedding_is_named(small_model, source):
+    model = small_model()
+    model.set_output_embeddings(nn.Linear(WIDTH, 40))
+    settings = {"max_new_tokens": 5, "min_new_tokens": 5, "suppress_tokens": list(range(23))}
+    for search in SEARCHES:
+        for engine in ("off", "auto"):
+            with pytest.raises(ValueError, match=r"below the vocabulary size 23, got [23]\d"):
+                model.generate(**source, **search, **settings, engine=engine)
+
+
 def test_separate_vocabularies_are_exported_to_onnx(tmp_path):
     tokenizer = make_tokenizer()
     sizes = len(tokenizer), 15
