@@ -183,13 +183,15 @@ def is_header(cells: Sequence[str]) -> bool:
     """Return whether cells are different names of columns, so not a pair of texts.
 
     Args:
-        cells: Cells of a row, such as "English" and "French", "en-US" and "fr", or "Source term"
-            and "Target term".
+        cells: Cells of a row, such as "English" and "French", "en-US" and "fr", "eng_Latn" and
+            "deu_Latn", or "Source term" and "Target term".
     """
     # imported here, because only few files need the names of the languages
+    from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-    words = {*LANGUAGES, *LANGUAGES.values(), *chain(*SIDE_WORDS)}
+    three_letter_codes = (code.split("_")[0] for code in FAIRSEQ_LANGUAGE_CODES)
+    words = {*LANGUAGES, *LANGUAGES.values(), *three_letter_codes, *chain(*SIDE_WORDS)}
     names = {re.sub(r"[_-][a-z]{2,4}$", "", _fold_name(cell)) for cell in cells}
     return len(names) == len(cells) and names <= words
 

@@ -269,6 +269,7 @@ def test_each_corpus_of_a_mixture_has_its_own_columns(tmp_path):
         ("x.tsv", "en-US\tde_DE\n", r"must have .* --columns '{en: en-US, de: de_DE}'"),
         ("x.csv", "Source text, tgt,id\n", r"must have .* --columns '{en: Source text, de: tgt}'"),
         ("x.tsv", "English\tFrench\n", "columns en and de, got 1 'English', 2 'French'. To read"),
+        ("x.tsv", "eng\tdeu_Latn\n", "columns en and de, got 1 'eng', 2 'deu_Latn'. To read"),
         ("x.tsv", "fr-FR\tit\n", "columns en and de, got 1 'fr-FR', 2 'it'. To read"),
         ("x.tsv", "a\tb\tc\n", r"got 1 'a', 2 'b', 3 'c'.* --columns '{en: 1, de: 2}'"),
         ("x.tsv", "a\n", "must have the columns en and de, got 1 'a'"),
