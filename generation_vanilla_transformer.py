@@ -341,30 +341,40 @@ class SearchMixin(_Base):
 
     def _forgo_unusable_cache(self, config: GenerationConfig, kwargs: dict[str, Any]):
         """Turn the cache off, with a warning, if the decoder's layers cannot use it."""
-        reason = reason_against_cache(self.get_decoder())
-        if config.use_cache is False or reason is None:
+        decoder = self.get_decoder()
+        if config.use_cache is False:
             return
-        warn_once(
-            "%s.generate uses no cache, because %s. To use the cache, set `layer_idx` of the "
-            "layers to 0, 1, ..., and `decoder_layers` of the configuration to their number.",
-            type(self).__name__,
-            reason,
-        )
+        if (reason := reason_against_cache(decoder)) is not None:
+            advice = (
+                " To use the cache, set `layer_idx` of the layers to 0, 1, ..., and "
+                "`decoder_layers` of the configuration to their number."
+            )
+        elif (name := recurrent_module(decoder)) and not self._has_own_state:
+            reason = f"{name} of the decoder reads earlier tokens, which are not in the cache"
+            advice = ""
+        else:
+            return
+        message = "%s.generate uses no cache, because %s.%s"
+        warn_once(message, type(self).__name__, reason, advice)
         config.use_cache = kwargs["use_cache"] = False
+
+    @property
+    def _has_own_state(self) -> bool:
+        # a model that reorders a state of its own needs no cache of the library
+        return hasattr(self, "_reorder_cache")
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
         model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
-        cache = model_kwargs.get(CACHE_NAME)
-        # a model that reorders a state of its own needs no cache of the library
-        has_own_state = hasattr(self, "_reorder_cache")
-        if has_own_state or not isinstance(cache, EncoderDecoderCache):
+        cache, decoder = model_kwargs.get(CACHE_NAME), self.get_decoder()
+        if self._has_own_state or not isinstance(cache, EncoderDecoderCache):
             return model_kwargs
-        if not any(layer.is_initialized for layer in cache.self_attention_cache.layers):
+        if indices := layers_without_cache(decoder, cache.self_attention_cache):
             # with a cache, the next step would read the last token alone
             warn_once(
-                "%s.generate uses no cache, because %s stores nothing in it.",
+                "%s.generate uses no cache, because the layers %s of %s store nothing in it.",
                 type(self).__name__,
-                type(self.get_decoder()).__name__,
+                str(indices),
+                type(decoder).__name__,
             )
             del model_kwargs[CACHE_NAME]
             model_kwargs["use_cache"] = False
@@ -742,22 +752,17 @@ def layers_without_cache(decoder: PreTrainedModel, cache: Cache) -> list[int]:
     return [index for index in range(num_layers) if index not in stored]
 
 
-def warn_of_layers_without_cache(decoder: PreTrainedModel, cache: EncoderDecoderCache):
-    """Warn if layers of a decoder have stored nothing in the cache of self-attention.
+def recurrent_module(decoder: nn.Module) -> str | None:
+    """Return the name of a recurrent module or convolution over positions in a decoder, or None.
 
     Args:
-        decoder: Decoder with `layers`.
-        cache: Cache after a step.
+        decoder: Decoder of any class.
     """
-    if torch.compiler.is_compiling():
-        return
-    if indices := layers_without_cache(decoder, cache.self_attention_cache):
-        warn_once(
-            "%s: the layers %s store nothing in the cache. If they read earlier tokens, a search "
-            "with a cache is wrong: then set use_cache=False.",
-            type(decoder).__name__,
-            str(indices),
-        )
+    for name, module in decoder.named_modules():
+        is_convolution = isinstance(module, nn.Conv1d | nn.Conv2d) and max(module.kernel_size) > 1
+        if is_convolution or isinstance(module, nn.RNNBase):
+            return name
+    return None
 
 
 @dataclass(eq=False)

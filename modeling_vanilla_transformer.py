@@ -66,7 +66,6 @@ from .generation_vanilla_transformer import (
     cached_length,
     decoder_cache,
     output_of_encoder,
-    warn_of_layers_without_cache,
 )
 from .released_code_vanilla_transformer import warn_of_other_code
 
@@ -640,8 +639,6 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         x = self.dropout(self.positions(embedded, past_length))
         for layer in self.layers:
             x = layer(x, mask, encoder_hidden_states, memory_mask, cache=cache, **kwargs)
-        if cache is not None:
-            warn_of_layers_without_cache(self, cache)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.norm(x), **{CACHE_NAME: cache}
         )

@@ -444,7 +444,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "Seq2SeqLMOutput": "a87aff490cf1f8eb",
         "Seq2SeqModelOutput": "83309f49cf1c28a7",
         "TransformerLayer": "f50fdd5e80c9ea84",
-        "VanillaTransformerDecoder": "7fe551a9e291be2e",
+        "VanillaTransformerDecoder": "58f9176c293570fb",
         "VanillaTransformerEncoder": "45f39afa6b4be78e",
         "VanillaTransformerForConditionalGeneration": "bb664e637a198d0f",
         "VanillaTransformerModel": "630cef095ea5d5d9",
@@ -469,7 +469,6 @@ RELEASED: dict[str, dict[str, str]] = {
         "sinusoids": "0330b1dc75c239c6",
         "torch": "cf1070d3a16f24b2",
         "vocab_size_of": "16a69625dee1a72c",
-        "warn_of_layers_without_cache": "735dd2f6b7f8f1aa",
         "warn_of_other_code": "a9027c045e6e4a47",
     },
     "cpu_kernels": {

@@ -307,22 +307,52 @@ def warnings_of_search(monkeypatch):
     return told
 
 
-@pytest.mark.parametrize("kind", [FeedForwardLayer, ForgetfulLayer])
+class ConvolvedLayer(modeling.DecoderLayer):
+    """Layer with a causal convolution, which the cache knows nothing of."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.mixing = nn.Conv1d(config.d_model, config.d_model, 3)
+
+    def forward(self, x, *arguments, **kwargs):
+        padded = nn.functional.pad(x.transpose(1, 2), (2, 0))
+        return super().forward(x + self.mixing(padded).transpose(1, 2), *arguments, **kwargs)
+
+
+class RecurrentLayer(ConvolvedLayer):
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.mixing = nn.GRU(config.d_model, config.d_model, batch_first=True)
+
+    def forward(self, x, *arguments, **kwargs):
+        return modeling.DecoderLayer.forward(self, self.mixing(x)[0], *arguments, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (FeedForwardLayer, "the layers [{}] of VanillaTransformerDecoder store nothing in it."),
+        (ForgetfulLayer, "the layers [{}] of VanillaTransformerDecoder store nothing in it."),
+        (ConvolvedLayer, "layers.{}.mixing of the decoder reads earlier tokens,"),
+        (RecurrentLayer, "layers.{}.mixing of the decoder reads earlier tokens,"),
+    ],
+)
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_a_layer_that_stores_nothing_is_named(kind, index, source, warnings_of_search):
+def test_a_layer_that_the_cache_does_not_serve_reads_all_tokens(
+    kind, reason, index, source, warnings_of_search
+):
     def replace(model):
         model.model.decoder.layers[index] = kind(model.config, index)
 
     model = edited(replace)
-    searches = {**source, "num_beams": 3, "length_penalty_alpha": 0.6, "max_new_tokens": 6}
-    model.generate(**searches, engine="off", use_cache=False)
-    assert not warnings_of_search
-    found = model.generate(**searches, engine="off")
-    (told,) = warnings_of_search
-    assert told.startswith(f"VanillaTransformerDecoder: the layers [{index}] store nothing")
-    if kind is FeedForwardLayer:
-        # this layer reads no earlier token
-        assert found.equal(model.generate(**searches, engine="off", use_cache=False))
+    for search in SEARCHES[:3]:
+        expected = model.generate(**{**source, **search, "use_cache": False}, max_new_tokens=6)
+        assert not warnings_of_search
+        assert model.generate(**source, **search, max_new_tokens=6).equal(expected)
+        told = warnings_of_search.pop()
+        assert told.startswith(f"Edited.generate uses no cache, because {reason.format(index)}")
+        warnings_of_search.clear()
+        generation.warn_once.cache_clear()
 
 
 class RecurrentDecoder(nn.Module):
