@@ -3,6 +3,7 @@
 Shapes: as in `search_vanilla_transformer`.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -93,7 +94,8 @@ def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
     """Return the logarithm of the mean probability, from log-probabilities of one shape."""
     if len(log_probs) == 1:
         return log_probs[0]
-    return torch.stack(tuple(log_probs)).logsumexp(dim=0) - math.log(len(log_probs))
+    # several times as fast on a CPU as `logsumexp` of the stacked tensors
+    return functools.reduce(torch.logaddexp, log_probs) - math.log(len(log_probs))
 
 
 def ensemble_engine(
