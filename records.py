@@ -219,8 +219,8 @@ def refuse_lfs_pointer(path: str | Path):
         with path.open("rb") as file:
             if file.read(len(LFS_POINTER)) == LFS_POINTER:
                 raise ValueError(
-                    f"{path} must be a whole file, got a pointer of Git LFS: run `git lfs pull` in "
-                    "the clone."
+                    f"{path} must be a complete file, got a pointer of Git LFS: run `git lfs pull` "
+                    "in the clone."
                 )
 
 

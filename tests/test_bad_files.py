@@ -85,7 +85,9 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsiz
 @pytest.mark.parametrize("read", LOAD, ids=["load_run", "load", "export_for_hub"])
 def test_a_clone_without_files_in_lfs_is_named(run, read, file):
     (run / file).write_bytes(LFS_POINTER)
-    with pytest.raises(ValueError, match=rf"{run / file} must be a whole file, .* `git lfs pull`"):
+    with pytest.raises(
+        ValueError, match=rf"{run / file} must be a complete file, .* `git lfs pull`"
+    ):
         read(run)
 
 
@@ -96,7 +98,7 @@ def test_a_shard_in_lfs_is_named(run):
     shard.write_bytes(LFS_POINTER)
     # a file that is not loaded may be a pointer
     (run / "pytorch_model.bin").write_bytes(LFS_POINTER)
-    with pytest.raises(ValueError, match=rf"{shard} must be a whole file, got a pointer of Git"):
+    with pytest.raises(ValueError, match=rf"{shard} must be a complete file, got a pointer of Git"):
         load_run(run)
 
 

@@ -62,7 +62,7 @@ class Run:
         collator: Collator of micro-batches.
         step_dataset: Dataset that contains the micro-batches of this process for each step.
         model: Model, not wrapped.
-                has_own_loss: Whether the model is trained with its own loss.
+        has_own_loss: Whether the model is trained with its own loss.
         wrapped_model: Model that `accelerator` prepared.
         optimizer: Optimizer, not wrapped.
         wrapped_optimizer: Optimizer that `accelerator` prepared.

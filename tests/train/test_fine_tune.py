@@ -362,7 +362,7 @@ def test_adapters_without_a_base_model_say_what_is_missing(base, tmp_path, monke
     refuse(folder, "must have a base model, got '.*adapters', which holds adapters")
     refuse(base, r"adapters '.*' must have adapter_model.safetensors")
     (folder / "adapter_model.safetensors").write_bytes(b"version https://git-lfs.github.com\n")
-    refuse(base, r"adapter_model\.safetensors must be a whole file, got a pointer of Git LFS")
+    refuse(base, r"adapter_model\.safetensors must be a complete file, got a pointer of Git LFS")
     (folder / "adapter_model.safetensors").write_bytes(b"no weights")
     refuse(base, r"adapters '.*' cannot be read: ")
     refuse(base, r"adapters '.*' cannot be loaded: 'FOO'", peft_type="FOO")

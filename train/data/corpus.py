@@ -221,8 +221,8 @@ def _load_with_datasets(
         )
     if Path(dataset).exists() and "::" in whole_path:
         raise ValueError(
-            "dataset must have no :: in its whole path, which the library datasets takes for the "
-            f"end of an address, got {whole_path!r}: rename the folder or the file."
+            "dataset must have no :: in its absolute path, which the library datasets takes for "
+            f"the end of an address, got {whole_path!r}: rename the folder or the file."
         )
     # `datasets` locks a file in its cache, even if it reads a dataset from there
     refuse_unwritable_cache(Path(datasets.config.HF_DATASETS_CACHE))

@@ -199,7 +199,9 @@ def test_a_corpus_in_git_lfs_is_named(name, form, tmp_path):
     for language in ("en", "de") if name.startswith("train.en") else ("en",):
         (tmp_path / name.replace(".en", f".{language}")).write_bytes(pointer)
     path = tmp_path / (name if corpora.PAIR_FILE.search(name) else "train")
-    with pytest.raises(ValueError, match=rf"{name} must be a whole file, .* run `git lfs pull` in"):
+    with pytest.raises(
+        ValueError, match=rf"{name} must be a complete file, .* run `git lfs pull` in"
+    ):
         load_translations(str(tmp_path if form == "folder" else path), None, "en", "de")
 
 
@@ -207,7 +209,9 @@ def test_a_corpus_in_git_lfs_is_named(name, form, tmp_path):
 def test_a_file_of_a_clone_in_git_lfs_is_named(name, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ValueError, match=rf"{name} must be a whole file, got a pointer of Git LFS"):
+    with pytest.raises(
+        ValueError, match=rf"{name} must be a complete file, got a pointer of Git LFS"
+    ):
         load_translations(str(tmp_path), None, "en", "de")
 
 
@@ -387,7 +391,7 @@ def test_a_path_that_the_library_would_split_is_named(dataset, tmp_path):
     (tmp_path / "a::b").mkdir()
     path = tmp_path / "a::b/train.jsonl"
     path.write_text('{"translation": {"en": "a", "de": "b"}}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"have no :: in its whole path.* rename the folder"):
+    with pytest.raises(ValueError, match=r"have no :: in its absolute path.* rename the folder"):
         load_translations(str(tmp_path / dataset), None, "en", "de")
 
 
