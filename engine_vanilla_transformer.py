@@ -78,6 +78,8 @@ PROBE_LENGTHS = (7, 4, 2)
 # allowed deviation of the engine's logits from those of the modules, in standard deviations of the
 # logits: the largest deviation in float32, the root mean square in half precision and in int8
 FLOAT32_TOLERANCE, HALF_TOLERANCE, INT8_TOLERANCE = 1e-3, 0.05, 0.5
+# Python modules whose layers quantize their inputs, some with one scale for all tokens of a call
+QUANTIZED_MODULES = ("torch.ao.", "bitsandbytes.")
 # names and tolerances of the classes that compute the layers of a float32 model less precisely
 LOWER_PRECISIONS: dict[type, tuple[str, float]] = {
     Bf16Linear: ("bf16", HALF_TOLERANCE),
@@ -979,9 +981,7 @@ def probe(
     target[:, 1, 0] = target[:, 0, 0]
     batch = [tensor.to(model.device) for tensor in (source, mask, target)]
     expected = _logits_of_modules(model, *batch)
-    # below the precision "highest", torch may compute float32 products in bfloat16 or TF32
-    is_exact = model.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    comparisons = [(engine, "", FLOAT32_TOLERANCE if is_exact else HALF_TOLERANCE, is_exact)]
+    comparisons = [(engine, "", *tolerance_of(model))]
     lower_precision = LOWER_PRECISIONS.get(linear_class)
     if lower_precision is not None and model.dtype == torch.float32:
         plain = SearchEngine(model, PlainLinear)
@@ -991,7 +991,7 @@ def probe(
             (engine, f" in {name}", lower_tolerance, False),
         ]
     for compared_engine, engine_suffix, tolerance, is_exact in comparisons:
-        difference = _logit_difference(
+        difference = logit_difference(
             _logits_of_engine(compared_engine, *batch), expected, model.lm_head.bias, is_exact
         )
         if not difference <= tolerance:
@@ -1002,15 +1002,41 @@ def probe(
     return None
 
 
-def _logit_difference(
-    engine_logits: Tensor, module_logits: Tensor, bias: Tensor | None, is_exact: bool
+def tolerance_of(model: PreTrainedModel) -> tuple[float, bool]:
+    """Return the allowed deviation between two computations of a model's logits.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        The deviation in standard deviations of the logits, and whether only rounding in float32
+        may cause it.
+    """
+    if any(type(module).__module__.startswith(QUANTIZED_MODULES) for module in model.modules()):
+        return INT8_TOLERANCE, False
+    # below the precision "highest", torch may compute float32 products in bfloat16 or TF32
+    is_exact = model.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    if is_exact and not torch.is_autocast_enabled(model.device.type):
+        return FLOAT32_TOLERANCE, True
+    return HALF_TOLERANCE, False
+
+
+def logit_difference(
+    actual: Tensor, expected: Tensor, bias: Tensor | None, is_exact: bool
 ) -> float:
-    """Return the largest deviation if `is_exact`, else the root mean square of the deviations."""
-    is_finite = module_logits.isfinite()
-    if not is_finite.any() or not torch.equal(is_finite, engine_logits.isfinite()):
+    """Return the largest deviation of logits if `is_exact`, else their root mean square.
+
+    Args:
+        actual: Logits to check, [..., V].
+        expected: Logits to compare with, [..., V].
+        bias: Bias of the output projection, [V], or None.
+        is_exact: Whether only rounding in float32 may separate them.
+    """
+    is_finite = expected.isfinite()
+    if not is_finite.any() or not torch.equal(is_finite, actual.isfinite()):
         return math.inf
-    unit_logits = without_bias(module_logits, bias)
-    differences = deviations(engine_logits, module_logits, unit_logits, is_exact=is_exact)
+    unit_logits = without_bias(expected, bias)
+    differences = deviations(actual, expected, unit_logits, is_exact=is_exact)
     differences = differences[is_finite]
     return float(differences.max() if is_exact else differences.square().mean().sqrt())
 

@@ -15,8 +15,7 @@ import functools
 import inspect
 import logging
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -54,7 +53,12 @@ from .checks_vanilla_transformer import (
     plain_numbers,
     vocab_size_of,
 )
-from .cores_vanilla_transformer import shared_cores
+from .decoding_vanilla_transformer import (
+    CACHE_NAME,
+    ModuleDecoding,
+    one_cache,
+    reason_against_cached_steps,
+)
 from .engine_vanilla_transformer import (
     SearchEngine,
     engine_for,
@@ -74,9 +78,6 @@ from .search_vanilla_transformer import (
 )
 from .terms_vanilla_transformer import TermBeamSearch, num_banks
 
-# name of the KV cache in model outputs and in the arguments that `generate` passes to the model:
-# `past_key_values` in transformers before 5.24
-CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 # settings that this package adds to a generation configuration
 SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "precision", "int8", "engine")
 # arguments of the model that the engine reads
@@ -215,7 +216,6 @@ class SearchMixin(_Base):
         check_length(self.config, source_shape(model_inputs)[0], "source")
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
-        self._forgo_unusable_cache(config, kwargs)
         self._encode_as_forward(config, model_inputs, kwargs)
         source_length, num_sentences = source_shape(model_inputs)
         terms = None
@@ -241,6 +241,8 @@ class SearchMixin(_Base):
         if engine is not None and kwargs.get("encoder_outputs") is None:
             memory = engine.encode(kwargs["input_ids"], kwargs.get("attention_mask"))
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
+        if engine is not None:
+            kwargs[CACHE_NAME] = EngineCache()
         output = library_generate(None, generation_config, stopping_criteria=all_criteria, **kwargs)
         if engine is not None and config.return_dict_in_generate:
             output[CACHE_NAME] = None
@@ -339,46 +341,32 @@ class SearchMixin(_Base):
             {name: value for name, value in model_kwargs.items() if name not in known_names}
         )
 
-    def _forgo_unusable_cache(self, config: GenerationConfig, kwargs: dict[str, Any]):
-        """Turn the cache off, with a warning, if the decoder's layers cannot use it."""
-        decoder = self.get_decoder()
-        if config.use_cache is False:
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any
+    ):
+        """Prepare the cache as the library does, or none, with a warning, if it would be wrong."""
+        is_of_engine = isinstance(model_kwargs.get(CACHE_NAME), EngineCache)
+        if generation_config.use_cache is False or is_of_engine:
             return
-        if (reason := reason_against_cache(decoder)) is not None:
+        if (reason := reason_against_cache(self.get_decoder())) is not None:
             advice = (
                 " To use the cache, set `layer_idx` of the layers to 0, 1, ..., and "
                 "`decoder_layers` of the configuration to their number."
             )
-        elif (name := recurrent_module(decoder)) and not self._has_own_state:
-            reason = f"{name} of the decoder reads earlier tokens, which are not in the cache"
-            advice = ""
         else:
-            return
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
+            cache = model_kwargs.get(CACHE_NAME)
+            # a model that reorders a state of its own needs no cache of the library
+            if cache is None or cache.get_seq_length() or hasattr(self, "_reorder_cache"):
+                return
+            reason = reason_against_cached_steps(self, generation_config, model_kwargs)
+            advice = ""
+            if reason is None:
+                return
         message = "%s.generate uses no cache, because %s.%s"
         warn_once(message, type(self).__name__, reason, advice)
-        config.use_cache = kwargs["use_cache"] = False
-
-    @property
-    def _has_own_state(self) -> bool:
-        # a model that reorders a state of its own needs no cache of the library
-        return hasattr(self, "_reorder_cache")
-
-    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
-        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
-        cache, decoder = model_kwargs.get(CACHE_NAME), self.get_decoder()
-        if self._has_own_state or not isinstance(cache, EncoderDecoderCache):
-            return model_kwargs
-        if indices := layers_without_cache(decoder, cache.self_attention_cache):
-            # with a cache, the next step would read the last token alone
-            warn_once(
-                "%s.generate uses no cache, because the layers %s of %s store nothing in it.",
-                type(self).__name__,
-                str(indices),
-                type(decoder).__name__,
-            )
-            del model_kwargs[CACHE_NAME]
-            model_kwargs["use_cache"] = False
-        return model_kwargs
+        model_kwargs.pop(CACHE_NAME, None)
+        generation_config.use_cache = False
 
     def _resolve_settings(
         self, given_config: GenerationConfig | None, kwargs: dict[str, Any]
@@ -500,7 +488,8 @@ class SearchMixin(_Base):
                 raise ValueError(
                     f"{name} needs the inference engine, which cannot be used: {reason}."
                 )
-        if modules_reason is None:
+        # a warning against the cache names its reason itself
+        if modules_reason is None and reason_against_cache(self.get_decoder()) is None:
             warn_once(
                 "%s.generate uses the model's own modules, not the faster inference engine, "
                 "because %s. The translations are those of the model; engine='off' turns this "
@@ -669,102 +658,6 @@ def output_of_encoder(outputs: Any) -> ModelOutput:
     return outputs
 
 
-def one_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
-    """Return the cache that is given under one of its two names, or None.
-
-    Args:
-        cache: The cache under its name from transformers 5.24 on.
-        past_key_values: The cache under its name before transformers 5.24.
-
-    Raises:
-        ValueError: If both are given.
-    """
-    if cache is not None and past_key_values is not None:
-        raise ValueError(
-            "cache and past_key_values are two names of one argument: give one, got both. Prefix "
-            "tuning of PEFT gives both with transformers 5.24: search with transformers 5.23."
-        )
-    return past_key_values if cache is None else cache
-
-
-def decoder_cache(
-    decoder: PreTrainedModel,
-    cache: Cache | None,
-    past_key_values: Cache | None,
-    use_cache: bool | None,
-) -> EncoderDecoderCache | None:
-    """Return the cache that a decoder reads and extends: the given one, a new one, or None.
-
-    Args:
-        decoder: Decoder with `layers` and a configuration.
-        cache: Given cache, under its name from transformers 5.24 on.
-        past_key_values: Given cache, under its name before transformers 5.24.
-        use_cache: Whether to create a cache if none is given and each layer has its own index.
-
-    Raises:
-        ValueError: If a cache is given under both names, two layers use the same cache index, or
-            there are more layers than in the configuration.
-    """
-    cache = one_cache(cache, past_key_values)
-    is_deprecated = past_key_values is not None and CACHE_NAME == "cache"
-    if is_deprecated and not torch.compiler.is_compiling():
-        message = "`past_key_values` is deprecated in transformers 5.24: use `cache`."
-        warnings.warn(message, FutureWarning, stacklevel=3)
-    if cache is None and not use_cache:
-        return None
-    if (reason := reason_against_cache(decoder)) is not None:
-        if cache is None:
-            return None
-        raise ValueError(
-            f"each layer of the decoder must have its own cache index, but {reason}: set "
-            "`layer_idx` of the layers to 0, 1, ..., and `decoder_layers` of the configuration to "
-            "their number, or set use_cache=False."
-        )
-    if isinstance(cache, EncoderDecoderCache):
-        return cache
-    # a given cache of another class contains the target's keys and values only, so those of the
-    # memory are computed again
-    self_attention_cache = DynamicCache(config=decoder.config) if cache is None else cache
-    return EncoderDecoderCache(self_attention_cache, DynamicCache(config=decoder.config))
-
-
-def cached_length(cache: EncoderDecoderCache) -> int | Tensor:
-    """Return the number of target tokens in a cache.
-
-    Args:
-        cache: Cache; a changed layer may store nothing in it, so the first layer that does counts.
-    """
-    own_cache = cache.self_attention_cache
-    indices = (index for index, layer in enumerate(own_cache.layers) if layer.is_initialized)
-    return own_cache.get_seq_length(next(indices, 0))
-
-
-def layers_without_cache(decoder: PreTrainedModel, cache: Cache) -> list[int]:
-    """Return the indices of the layers that have stored no keys and values in a cache.
-
-    Args:
-        decoder: Decoder; one without a list of layers, such as a recurrent one, counts as a layer.
-        cache: Cache of self-attention or of cross-attention, after a step.
-    """
-    layers = getattr(decoder, "layers", None)
-    num_layers = len(layers) if isinstance(layers, Sized) else 1
-    stored = {index for index, layer in enumerate(cache.layers) if layer.is_initialized}
-    return [index for index in range(num_layers) if index not in stored]
-
-
-def recurrent_module(decoder: nn.Module) -> str | None:
-    """Return the name of a recurrent module or convolution over positions in a decoder, or None.
-
-    Args:
-        decoder: Decoder of any class.
-    """
-    for name, module in decoder.named_modules():
-        is_convolution = isinstance(module, nn.Conv1d | nn.Conv2d) and max(module.kernel_size) > 1
-        if is_convolution or isinstance(module, nn.RNNBase):
-            return name
-    return None
-
-
 @dataclass(eq=False)
 class ChosenSearch(WholeSearchCriteria):
     """Choice of search and engine, in the form of a stopping criterion that never stops a search.
@@ -827,6 +720,13 @@ def begin_decoding(
     memory = model_kwargs["encoder_outputs"].last_hidden_state
     mask = model_kwargs.get("attention_mask")
     return engine.begin(memory[::num_beams], None if mask is None else mask[::num_beams])
+
+
+class EngineCache(EncoderDecoderCache):
+    """Empty stand-in for the engine's cache: the library reorders beams only if it has a cache."""
+
+    def __init__(self):
+        super().__init__(DynamicCache(), DynamicCache())
 
 
 class EngineModel:
@@ -940,122 +840,6 @@ def warn_once(message: str, *values: str | None):
         values: Name of the model's class, and clause with the reason.
     """
     logger.warning(message, *values)
-
-
-class ModuleDecoding(Decoding):
-    """Decoder that runs the model's own modules during one search.
-
-    Finished sentences stay in the batch, as in transformers: what an edited module computes for a
-    sentence may depend on the others, for example in a dynamically quantized layer.
-
-    Args:
-        model: A model with `GenerationMixin`.
-        config: Generation configuration, as `generate` has prepared it.
-        model_kwargs: Encoder outputs, source mask and KV cache, repeated for each beam.
-        synced_gpus: Whether every process runs as many steps as the longest search among all
-            processes.
-    """
-
-    is_fixed = True
-
-    def __init__(
-        self,
-        model: Any,
-        config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-        synced_gpus: bool = False,
-    ):
-        self.model = model
-        self.config = config
-        self.model_kwargs = model_kwargs
-        self.synced_gpus = synced_gpus
-        self.is_first_step = True
-        self.step_inputs: dict[str, Any] = {}
-        self.step_outputs: list[Any] = []
-        self.call_model = model
-        if model._valid_auto_compile_criteria(model_kwargs, config):
-            self.call_model = model.get_compiled_call(config.compile_config)
-
-    def step(self, ids: Tensor) -> Tensor:
-        """Read the tokens that were added since the last call, and score the next token.
-
-        Args:
-            ids: All tokens of each hypothesis, [B, K, T].
-
-        Returns:
-            Logits in float32, [B, K, V].
-        """
-        shared_cores.update()
-        self.num_sentences, self.num_beams, length = ids.shape
-        # tell the other processes that this one has not finished
-        self.model._has_unfinished_sequences(False, self.synced_gpus, device=ids.device)
-        cache = self.model_kwargs.get(CACHE_NAME)
-        num_unseen_tokens = None if cache is None else 1
-        if cache is not None and self.is_first_step:
-            num_unseen_tokens = length - int(cache.get_seq_length())
-        self.step_inputs = self.model.prepare_inputs_for_generation(
-            ids.flatten(0, 1),
-            next_sequence_length=num_unseen_tokens,
-            is_first_iteration=self.is_first_step,
-            **self.model_kwargs,
-        )
-        outputs = self._run_step()
-        self.model_kwargs = self.model._update_model_kwargs_for_generation(
-            outputs, self.model_kwargs, is_encoder_decoder=True
-        )
-        if self.config.return_dict_in_generate:
-            self.step_outputs.append(outputs)
-        logits = outputs.logits[:, -1].to(ids.device, torch.float32)  # [B * K, V]
-        return logits.view(*ids.shape[:2], -1)
-
-    def _run_step(self) -> Any:
-        # the first step reads the whole prompt: its shape would need a compilation of its own
-        call_model = self.model if self.is_first_step else self.call_model
-        self.is_first_step = False
-        return call_model(**self.step_inputs, return_dict=True)
-
-    def reorder(self, parents: Tensor, kept_sentences: Tensor | None = None):
-        """Reorder the hypotheses after a step.
-
-        Args:
-            parents: Index of the hypothesis that each new hypothesis continues, within its
-                sentence, [B, K].
-            kept_sentences: None, because all sentences stay in the batch.
-        """
-        cache = self.model_kwargs.get(CACHE_NAME)
-        if cache is None:
-            return
-        sentences = torch.arange(self.num_sentences, device=parents.device)
-        rows = (sentences[:, None] * self.num_beams + parents).flatten()
-        if hasattr(self.model, "_reorder_cache"):
-            self.model_kwargs[CACHE_NAME] = self.model._reorder_cache(cache, rows)
-        else:
-            # all beams of a sentence have the same memory, so only the keys and values of
-            # self-attention are reordered
-            getattr(cache, "self_attention_cache", cache).reorder_cache(rows)
-
-    def finish(self):
-        """Repeat the last step until all processes have finished: they wait for one another."""
-        if not self.synced_gpus:
-            return
-        device = self.model.device
-        while self.model._has_unfinished_sequences(True, self.synced_gpus, device=device):
-            self._run_step()
-
-    def outputs(self) -> dict[str, Any]:
-        """Return the model's part of an output object: attentions, hidden states and KV cache."""
-        encoder_outputs = self.model_kwargs["encoder_outputs"]
-        outputs = {CACHE_NAME: self.model_kwargs.get(CACHE_NAME)}
-        output_names = {
-            "output_attentions": ("attentions", ("decoder_attentions", "cross_attentions")),
-            "output_hidden_states": ("hidden_states", ("decoder_hidden_states",)),
-        }
-        for setting, (encoder_name, decoder_names) in output_names.items():
-            if getattr(self.config, setting):
-                outputs[f"encoder_{encoder_name}"] = encoder_outputs.get(encoder_name)
-                for name in decoder_names:
-                    outputs[name] = tuple(getattr(step, name) for step in self.step_outputs) or None
-        return outputs
 
 
 def reason_for_modules(

@@ -60,13 +60,8 @@ from .checks_vanilla_transformer import (
     vocab_size_of,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .generation_vanilla_transformer import (
-    CACHE_NAME,
-    SearchMixin,
-    cached_length,
-    decoder_cache,
-    output_of_encoder,
-)
+from .decoding_vanilla_transformer import CACHE_NAME, cached_length, decoder_cache
+from .generation_vanilla_transformer import SearchMixin, output_of_encoder
 from .released_code_vanilla_transformer import warn_of_other_code
 
 # ---- 3.2.1 Scaled Dot-Product Attention ----

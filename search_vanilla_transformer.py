@@ -1,7 +1,7 @@
 """Beam search of section 6.1 and greedy search, with any decoder.
 
 A search accesses the model only through the methods of `Decoding`. `ModuleDecoding` in
-`generation_vanilla_transformer` implements them with the model's own modules, and `EngineDecoding`
+`decoding_vanilla_transformer` implements them with the model's own modules, and `EngineDecoding`
 in `engine_vanilla_transformer` with the inference engine.
 
 Shapes: B sentences that are still searched, K beams, R hypotheses of a sentence (1 or K), C

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..attention_maps import token_texts
 from ..batches_vanilla_transformer import max_source_tokens
+from ..decoding_vanilla_transformer import CACHE_NAME
 from ..drawing import new_figure
-from ..generation_vanilla_transformer import CACHE_NAME
 from ..tokenization.learning import learn_vocabulary
 from ..train.data.demo_corpus import build_demo_corpus
 from ..train.step import smoothed_loss_sum

@@ -27,15 +27,16 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
 )
+from vanilla_transformer import decoding_vanilla_transformer as decoding
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.alignment_vanilla_transformer import head_weights
 from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.checks_vanilla_transformer import RELEASED_ARGUMENTS
 from vanilla_transformer.comparison import batch_to_compare
+from vanilla_transformer.decoding_vanilla_transformer import CACHE_NAME
 from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
 from vanilla_transformer.export.onnx import to_onnx
-from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
 
 WIDTH = SMALL["hidden_size"]
 SEARCHES = [
@@ -328,13 +329,62 @@ class RecurrentLayer(ConvolvedLayer):
         return modeling.DecoderLayer.forward(self, self.mixing(x)[0], *arguments, **kwargs)
 
 
+class AveragedLayer(modeling.DecoderLayer):
+    """Layer of an average attention network: Zhang et al. (2018)."""
+
+    def forward(self, x, *arguments, **kwargs):
+        counts = torch.arange(1, x.shape[1] + 1)[:, None]
+        return super().forward(x + x.cumsum(1) / counts, *arguments, **kwargs)
+
+
+class ShiftedLayer(modeling.DecoderLayer):
+    """Layer in which half of each state is that of the token before."""
+
+    def forward(self, x, *arguments, **kwargs):
+        own, shifted = x.chunk(2, dim=-1)
+        shifted = nn.functional.pad(shifted, (0, 0, 1, 0))[:, :-1]
+        return super().forward(torch.cat((own, shifted), dim=-1), *arguments, **kwargs)
+
+
+class CountedLayer(modeling.DecoderLayer):
+    """Layer that counts positions from the first token of each call."""
+
+    def forward(self, x, *arguments, **kwargs):
+        return super().forward(x + torch.arange(x.shape[1])[:, None], *arguments, **kwargs)
+
+
+class RememberingLayer(modeling.DecoderLayer):
+    """Layer that keeps the last state of each row, which no beam search reorders."""
+
+    def forward(self, x, *arguments, cache=None, **kwargs):
+        is_first = cache is None or not cache.get_seq_length()
+        before = torch.zeros_like(x[:, :1]) if is_first else self.last
+        self.last = x[:, -1:]
+        x = x + torch.cat((before, x[:, :-1]), dim=1)
+        return super().forward(x, *arguments, cache=cache, **kwargs)
+
+
+class RefusingLayer(modeling.DecoderLayer):
+    def forward(self, *arguments, cache=None, **kwargs):
+        if cache is not None:
+            raise NotImplementedError("this layer reads no cache")
+        return super().forward(*arguments, **kwargs)
+
+
+NO_CACHE = "Edited.generate uses no cache, because"
+STORES_NOTHING = "the layers [{}] of VanillaTransformerDecoder store nothing in it."
+DIFFERS = "its logits with a cache differ from those of the whole target"
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (FeedForwardLayer, "the layers [{}] of VanillaTransformerDecoder store nothing in it."),
-        (ForgetfulLayer, "the layers [{}] of VanillaTransformerDecoder store nothing in it."),
-        (ConvolvedLayer, "layers.{}.mixing of the decoder reads earlier tokens,"),
-        (RecurrentLayer, "layers.{}.mixing of the decoder reads earlier tokens,"),
+        (ForgetfulLayer, STORES_NOTHING),
+        (ConvolvedLayer, DIFFERS),
+        (RecurrentLayer, DIFFERS),
+        (AveragedLayer, DIFFERS),
+        (ShiftedLayer, DIFFERS),
+        (CountedLayer, DIFFERS),
     ],
 )
 @pytest.mark.parametrize("index", [0, 1, 2])
@@ -350,9 +400,135 @@ def test_a_layer_that_the_cache_does_not_serve_reads_all_tokens(
         assert not warnings_of_search
         assert model.generate(**source, **search, max_new_tokens=6).equal(expected)
         told = warnings_of_search.pop()
-        assert told.startswith(f"Edited.generate uses no cache, because {reason.format(index)}")
+        assert told.startswith(f"{NO_CACHE} {reason.format(index)}")
         warnings_of_search.clear()
         generation.warn_once.cache_clear()
+    model.generation_config.eos_token_id = None
+    assert greedily(model, source, 6).equal(model.generate(**source, max_new_tokens=6))
+
+
+def use_layer(kind):
+    def replace(model):
+        model.model.decoder.layers[1] = kind(model.config, 1)
+
+    return replace
+
+
+class RepeatingModel(VanillaTransformerForConditionalGeneration):
+    """Model that lowers the logits of all tokens in the target."""
+
+    def forward(self, *args, decoder_input_ids=None, **kwargs):
+        output = super().forward(*args, decoder_input_ids=decoder_input_ids, **kwargs)
+        one_hot = nn.functional.one_hot(decoder_input_ids, output.logits.shape[-1])
+        output.logits = output.logits - 2 * one_hot.cumsum(1)[:, -output.logits.shape[1] :]
+        return output
+
+
+def test_a_model_that_fails_with_a_cache_is_searched_without_one(source, warnings_of_search):
+    model = edited(use_layer(RefusingLayer))
+    for search in SEARCHES[:3]:
+        expected = model.generate(**{**source, **search, "use_cache": False}, max_new_tokens=6)
+        assert model.generate(**source, **search, max_new_tokens=6).equal(expected)
+    reason = "it fails with a cache (NotImplementedError: this layer reads no cache)"
+    assert any(f"{NO_CACHE} {reason}" in told for told in warnings_of_search)
+
+
+def test_a_state_that_no_search_reorders_needs_the_whole_target(source, warnings_of_search):
+    def replace_first_layer(model):
+        model.model.decoder.layers[0] = RememberingLayer(model.config, 0)
+
+    model = edited(replace_first_layer)
+    expected = model.generate(**source, num_beams=1, use_cache=False, max_new_tokens=6)
+    assert model.generate(**source, num_beams=1, max_new_tokens=6).equal(expected)
+    assert not any(NO_CACHE in told for told in warnings_of_search)
+    for search in SEARCHES[1:3]:
+        expected = model.generate(**{**source, **search, "use_cache": False}, max_new_tokens=6)
+        assert model.generate(**source, **search, max_new_tokens=6).equal(expected)
+    assert any(f"{NO_CACHE} {DIFFERS}" in told for told in warnings_of_search)
+
+
+def test_a_model_whose_head_reads_the_whole_target_gets_it(source):
+    model = edited(lambda model: None, RepeatingModel)
+    model.generation_config.eos_token_id = None
+    expected = greedily(model, source, 6)
+    assert expected.equal(model.generate(**source, max_new_tokens=6))
+
+
+class GatedLayer(AveragedLayer):
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.gate = nn.Parameter(torch.zeros(()))
+        self.factor = 1.0
+
+    def forward(self, x, *arguments, **kwargs):
+        x = x + self.factor * self.gate * x.cumsum(1)
+        return modeling.DecoderLayer.forward(self, x, *arguments, **kwargs)
+
+
+def test_a_change_of_weights_or_settings_is_compared_again(source, warnings_of_search):
+    model = edited(use_layer(GatedLayer))
+    layer = model.model.decoder.layers[1]
+    with torch.no_grad():
+        layer.gate.zero_()
+    changes = [
+        lambda: None,
+        lambda: nn.init.constant_(layer.gate, 2.0),
+        lambda: setattr(layer, "factor", 0.0),
+        lambda: setattr(layer, "factor", 3.0),
+        lambda: setattr(layer, "forward", lambda x, *args, **kwargs: x.cumsum(1)),
+    ]
+    for change in changes:
+        change()
+        warnings_of_search.clear()
+        generation.warn_once.cache_clear()
+        expected = model.generate(**source, use_cache=False, max_new_tokens=6)
+        assert model.generate(**source, max_new_tokens=6).equal(expected)
+        is_told = any(NO_CACHE in told for told in warnings_of_search)
+        assert is_told == (change not in (changes[0], changes[2]))
+
+
+def test_a_layer_without_attention_needs_no_cache(source, warnings_of_search):
+    model = edited(use_layer(FeedForwardLayer))
+    for search in SEARCHES[:3]:
+        expected = model.generate(**{**source, **search, "use_cache": False}, max_new_tokens=6)
+        assert model.generate(**source, **search, max_new_tokens=6).equal(expected)
+    assert not any(NO_CACHE in told for told in warnings_of_search)
+
+
+class NoisyLayer(modeling.DecoderLayer):
+    def forward(self, x, *arguments, **kwargs):
+        return super().forward(nn.functional.dropout(x, 0.5), *arguments, **kwargs)
+
+
+def test_the_comparison_draws_no_random_number_of_the_search(source, warnings_of_search):
+    model = edited(use_layer(NoisyLayer))
+    samples = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        samples.append(model.generate(**source, do_sample=True, max_new_tokens=6))
+    assert samples[0].equal(samples[1])
+    # with dropout, the logits with and without a cache cannot be compared
+    assert not any(NO_CACHE in told for told in warnings_of_search)
+
+
+def test_only_changed_code_is_compared_and_only_once(source, monkeypatch):
+    calls = []
+
+    class Counted(VanillaTransformerForConditionalGeneration):
+        def forward(self, *args, **kwargs):
+            calls.append(self)
+            return super().forward(*args, **kwargs)
+
+    model = edited(lambda model: None, Counted)
+    numbers = []
+    for _ in range(2):
+        calls.clear()
+        model.generate(**source, min_new_tokens=6, max_new_tokens=6)
+        numbers.append(len(calls))
+    assert numbers == [6 + 3 * decoding.NUM_COMPARED_TOKENS, 6]
+    released = VanillaTransformerForConditionalGeneration(model.config).eval()
+    monkeypatch.setattr(decoding, "ModuleDecoding", None)
+    released.generate(**source, output_attentions=True, max_new_tokens=6)
 
 
 class RecurrentDecoder(nn.Module):

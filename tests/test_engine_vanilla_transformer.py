@@ -19,7 +19,7 @@ from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import identity_vanilla_transformer as identity
 from vanilla_transformer import kernels_vanilla_transformer as kernels
-from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
+from vanilla_transformer.decoding_vanilla_transformer import CACHE_NAME
 from vanilla_transformer.search_vanilla_transformer import PaperBeamSearch, WholeSearchCriteria
 
 PAPER = {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 6}

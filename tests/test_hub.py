@@ -42,6 +42,7 @@ CODE_FILES = {
     "configuration_vanilla_transformer.py",
     "constraints_vanilla_transformer.py",
     "cores_vanilla_transformer.py",
+    "decoding_vanilla_transformer.py",
     "engine_vanilla_transformer.py",
     "ensemble_vanilla_transformer.py",
     "generation_vanilla_transformer.py",

@@ -26,7 +26,7 @@ from vanilla_transformer import (
     sinusoidal_encoding,
 )
 from vanilla_transformer.conversion import from_torch
-from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
+from vanilla_transformer.decoding_vanilla_transformer import CACHE_NAME
 from vanilla_transformer.modeling_vanilla_transformer import (
     eager_attention,
     scaled_dot_product_attention,

@@ -33,7 +33,9 @@ PRIVATE_NAMES = {
         "_sample",
         # overridden: the check of the model's arguments, which may be those of a changed part
         "_validate_model_kwargs",
-        # overridden: the arguments of the next step, without a cache if the decoder stores nothing
+        # overridden: no cache if a changed model cannot use one
+        "_prepare_cache_for_generation",
+        # called: the arguments of the next step
         "_update_model_kwargs_for_generation",
         # called by these loops for the logits, and overridden in the stand-in for a model
         "_prefill",

@@ -155,7 +155,7 @@ def _describe_epochs(
         lengths = [map(len, tokenizer(side).input_ids) for side in sides]
         num_tokens += sum(map(max, *lengths)) * len(all_rows) / len(table)
     epochs = config.max_steps * config.tokens_per_step / num_tokens
-    return {"epochs": f"about {epochs:.3g}"}
+    return {"epochs": f"about {epochs:,.0f}" if epochs >= 100 else f"about {epochs:.3g}"}
 
 
 def first_pairs(
