@@ -108,12 +108,12 @@ def head_weights(
     with changed(model, return_weights):
         caller: nn.Module = model
         is_changed = "forward" in vars(model) or model._forward_hooks or model._forward_pre_hooks
-        # further arguments, which a part of a changed model declares, may not be the encoder's
+        # the encoder may not accept the further arguments of a changed model
         is_changed = is_changed or not {"input_ids", "attention_mask"}.issuperset(inputs)
         if type(model).forward.__module__.startswith(KNOWN_CODE) and not is_changed:
-            # the encoder runs by itself, so that its attention weights, which nobody reads, are not
-            # kept. The source tokens are passed too: without them, FSMT does not hide later target
-            # tokens. The model without its head computes no logits
+            # the encoder runs by itself, because its attention weights are not used and would take
+            # memory. The source tokens are passed too, because FSMT does not hide later target
+            # tokens without them. The model without its head computes no logits
             repeated_inputs["encoder_outputs"] = model.get_encoder()(**repeated_inputs)
             caller = model.base_model
         output = caller(
@@ -169,7 +169,7 @@ def word_indices(
     Returns:
         For each token, the index of a word between spaces, from 0; None for a special token.
     """
-    # not by `all_special_ids`, which lacks the language tokens of some tokenizers
+    # `all_special_ids` lacks the language tokens of some tokenizers, so it is not used
     texts_with_special, texts_without_special = (
         tokenizer.batch_decode([[token] for token in ids], skip_special_tokens=skips)
         for skips in (False, True)

@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 LOCK_FILE = ".lock"
 # error numbers: disk full, quota exceeded, file larger than the file system allows
 DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None), errno.EFBIG)
-# texts in the errors of libraries on a full disk, which have no error number: those of Rust, the
-# name and the source file of torch's writer, and that of C++'s streams, which torch writes with
+# texts that identify the error of a full disk if the library gives no error number: the first ones
+# are from Rust, the next two from torch's writer, and the last one from the C++ streams of torch
 DISK_FULL_TEXTS = (
     "No space left",
     *(f"(os error {number})" for number in DISK_FULL),
@@ -36,7 +36,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 def _naming(path: Path, numbers: Collection[int | None] = NOT_ALLOWED) -> Iterator[None]:
     """Name the final path, not that of an unfinished file or a lock, if it cannot be written.
 
-    An error without `strerror` is a sentence of this function already.
+    An error without `strerror` has been raised by this function, and is not changed.
     """
     try:
         yield

@@ -52,8 +52,8 @@ def without_missing_code(
 ) -> Iterator[None]:
     """Leave addresses of code out of a configuration, if the saved model lacks the code.
 
-    A published model names its code in `auto_map` and `custom_pipelines`. Where the classes of an
-    installed package load it, `save_pretrained` copies no code.
+    A published model names its code in `auto_map` and `custom_pipelines`. If the classes of
+    an installed package load this model, `save_pretrained` copies no code.
 
     Args:
         config: Configuration of the model.
@@ -82,7 +82,7 @@ def without_missing_code(
 
 
 def _is_in_files(address: Any, file_names: set[str]) -> bool:
-    """Return whether the code at an address is in one of some files, or in another repository."""
+    """Return whether the code at an address is in one of the files, or in another repository."""
     if isinstance(address, dict):
         address = address["impl"]
     modules = [address] if isinstance(address, str) else [part for part in address if part]

@@ -220,7 +220,7 @@ def check_search_settings(config: GenerationConfig):
 def check_mode(
     mode: GenerationMode, config: GenerationConfig, num_sentences: int, has_streamer: bool
 ):
-    """Refuse searches that the library refuses late or not in every case.
+    """Refuse searches that the library refuses too late, or only in some cases.
 
     Args:
         mode: Kind of search.
@@ -330,8 +330,8 @@ def vocab_size_of(model: Any) -> int:
         model: Encoder, decoder or whole model, whose embedding may be of any class.
 
     Returns:
-        Number of rows of the embedding. If the embedding does not tell it, the larger number of
-        the configuration and of the largest table in the embedding.
+        Number of rows of the embedding. If the embedding has no `num_embeddings`, the maximum of
+        `vocab_size` in the configuration and the rows of the largest table in the embedding.
     """
     try:
         embedding = model.get_input_embeddings()

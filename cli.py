@@ -17,7 +17,7 @@ from .console import (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one verb.
+    """Run one command.
 
     Args:
         argv: Command-line arguments; those of the process if not given.

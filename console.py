@@ -112,7 +112,7 @@ def run_command(
 
 
 def _freeze_objects():
-    """Let the garbage collector skip all objects at the exit, which takes seconds otherwise."""
+    """Exclude all objects from the garbage collection at the exit, which would take seconds."""
     # extension modules that are made with nanobind, such as Triton's, expect that all of their
     # objects are freed at the exit, and print a list of those that are not
     if not any(metaclass.__module__ == "nanobind" for metaclass in type.__subclasses__(type)):
@@ -120,7 +120,7 @@ def _freeze_objects():
 
 
 def _write_utf_8():
-    """Let stdout be UTF-8 with line feeds in every locale, like all files and stdin."""
+    """Set stdout to UTF-8 with line feeds in every locale, as for all files and stdin."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
 
@@ -187,7 +187,7 @@ def print_line(line: object, flush: bool = False):
 
     Args:
         line: Line or lines to print, without the last line feed.
-        flush: Whether the line must not wait in a buffer.
+        flush: Whether to flush the buffer of stdout after the line.
 
     Raises:
         OSError: If the line cannot be written.
@@ -404,7 +404,7 @@ def sentence_of(error: BaseException) -> str | None:
 
     Returns:
         One sentence, with the file that caused the error; None for an unexpected error, which is a
-        defect of the program.
+        bug.
     """
     from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
     from safetensors import SafetensorError

@@ -34,7 +34,7 @@ class Constraints(NamedTuple):
 
 
 def is_for_each_text(name: str, value: Any) -> bool:
-    """Return whether a setting of `TARGET_SETTINGS` is a list with one for each text.
+    """Return whether a setting of `TARGET_SETTINGS` is a list with one value for each text.
 
     Args:
         name: Name of the setting.
@@ -54,7 +54,7 @@ def values_for_texts(name: str, value: Any, num_texts: int) -> list[Any] | None:
         num_texts: Number of texts.
 
     Raises:
-        ValueError: If the value is invalid, or a list for another number of texts.
+        ValueError: If the value is invalid, or is a list whose length is not the number of texts.
     """
     if value is None:
         return None

@@ -28,7 +28,7 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
     Returns:
         The figure and its axes: a single object, or an array of them, [rows, columns].
     """
-    # not with pyplot, which looks for a window system and keeps figures in a global list
+    # pyplot is not used, because it looks for a window system and keeps figures in a global list
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

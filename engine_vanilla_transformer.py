@@ -48,8 +48,8 @@ MOST_SCORES = 2**25
 # initial number of slots of the self-attention cache, for plain and for captured steps. A captured
 # step reads all slots, but must be captured again when the cache grows
 FIRST_SLOTS, FIRST_CAPTURED_SLOTS = 64, 256
-# maximum number of logits that are computed before tokens are selected from them, 24 MB. More would
-# leave the cache of the CPU before they are read
+# maximum number of logits that are computed before tokens are selected from them, 24 MiB. More
+# logits would leave the cache of the CPU before they are read
 MOST_LOGITS = 6 * 2**20
 # devices on which a step is captured once as a graph and then replayed, because launching its
 # kernels takes longer than their work
@@ -152,7 +152,7 @@ class PackedAttention:
 
 
 class PackedLayer:
-    """Encoder or decoder layer with packed weights; the norms read the weights of the model's.
+    """Encoder or decoder layer with packed weights; the norms read the model's own weights.
 
     Args:
         layer: An `EncoderLayer` or a `DecoderLayer`.
@@ -575,8 +575,8 @@ class CapturedDecoding(EngineDecoding):
             Logits in float32, [B, R, V]; the next call overwrites them and returns the same tensor,
             if it repeats the captured step. In the first call one row for each sentence, [B, 1, V].
         """
-        # not captured: the first step has one hypothesis per sentence, and may read a prompt of
-        # several tokens
+        # the first step is not captured, because it has one hypothesis per sentence, and may read a
+        # prompt of several tokens
         if not self.length:
             return super().step(ids)
         num_rows = ids.shape[1]
@@ -803,14 +803,16 @@ def _reason_against_precision(model: PreTrainedModel, precision: str | None) -> 
 def settings_that_need_engine(
     model: PreTrainedModel, settings: Mapping[str, Any]
 ) -> dict[str, bool]:
-    """Return which settings of the precision need the engine, because the modules differ from them.
+    """Return which precision settings need the engine.
+
+    The modules cannot compute in int8, or in another precision than that of the weights.
 
     Args:
         model: Model to search with.
         settings: Search settings by name.
 
     Returns:
-        Whether `int8` and `precision` need the engine, by the name that an error gives them.
+        Whether each of the two settings needs the engine, by the name of the setting in an error.
     """
     precision = settings.get("precision")
     return {

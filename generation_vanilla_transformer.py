@@ -323,17 +323,18 @@ class SearchMixin(_Base):
         for name in ("output_attentions", "output_hidden_states"):
             if getattr(config, name):
                 arguments[name] = True
-        # `forward` passes these also if they are None
+        # `forward` passes these arguments even if they are None
         for name in inspect.signature(encoder.forward).parameters:
             if name in ENCODER_ARGUMENTS:
                 arguments.setdefault(name)
         kwargs["encoder_outputs"] = output_of_encoder(encoder(**arguments))
         if not source_shape(inputs)[0]:
-            # speech or an image, whose length only the encoder knows
+            # the source is speech or an image, so its length is that of the encoder's output
             inputs["encoder_outputs"] = kwargs["encoder_outputs"]
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]):
-        # the search passes this output to every `forward`, also to one with only `**kwargs`
+        # the search passes the output of the encoder to every `forward`, also to one that declares
+        # only `**kwargs`
         known_names = {"encoder_outputs"}
         if not model_kwargs.keys() <= {*RELEASED_ARGUMENTS, *LIBRARY_ARGUMENTS}:
             known_names |= self._own_arguments()

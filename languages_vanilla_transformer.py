@@ -95,7 +95,7 @@ def target_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerB
 def _changed_copy(
     tokenizer: PreTrainedTokenizerBase, changes: dict[str, Any]
 ) -> PreTrainedTokenizerBase:
-    # not by `copy.copy`, which would read SentencePiece files again
+    # `copy.copy` would read SentencePiece files again, so it is not used
     copied = object.__new__(type(tokenizer))
     vars(copied).update(vars(tokenizer), **changes)
     return copied

@@ -389,8 +389,8 @@ def read_tokenizer(
         for name in TOKENIZER_FILES:
             refuse_lfs_pointer(Path(source, name))
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-        # without a file of its vocabulary, some classes give a tokenizer that knows no word. The
-        # generic class also looks for files of other names
+        # without a file of the vocabulary, some classes return a tokenizer with an empty
+        # vocabulary. The generic class also looks for files with other names
         names = dict.fromkeys(tokenizer.vocab_files_names.values())
         files = [Path(source, name) for name in (*names, TOKENIZER_FILES[0])]
         is_generic = not names or type(tokenizer) is PreTrainedTokenizerFast
@@ -527,8 +527,8 @@ def load_whole(
         # EINVAL means that torch read beyond the end of a truncated file
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
-        # only the first line, because the others of torch's message explain how to load the file
-        # in spite of the risk
+        # only the first line is shown, because the other lines of torch's message explain how to
+        # load the file in spite of the risk
         reason = str(error).split("\n")[0] or type(error).__name__
         code_match = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"a file that would run {code_match[1]}" if code_match else reason
@@ -614,7 +614,8 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
         raise ValueError(
             f"{rule}, got the file {name!r}{f'.{advice}' if advice else ': give its folder.'}"
         )
-    # not for datasets, because a local folder may have the name of a user on the Hub
+    # the parent folder of a dataset is not checked, because a local folder may have the name of a
+    # user on the Hub
     is_in_folder = kind == "model" and path.parent != Path() and path.parent.is_dir()
     if is_in_folder or not is_allowed_on_hub(name):
         raise ValueError(f"{rule}, got {name!r}: no such folder.")

@@ -153,7 +153,7 @@ class TranslationPipeline(Pipeline):
         task_settings = (getattr(model.config, "task_specific_params", None) or {}).get(task, {})
         settings = {**task_settings, **languages, **kwargs}
         prefix = settings.pop("prefix", getattr(model.config, "prefix", None))
-        # by name, the objects that something was made of, and what was made
+        # cached results of `_made` by name, each with the objects that it was made of
         self._made_of: dict[str, tuple[tuple[Any, ...], Any]] = {}
         super().__init__(model=model, tokenizer=tokenizer, task=task, **settings)
         self.prefix = prefix or ""
@@ -292,7 +292,7 @@ class TranslationPipeline(Pipeline):
             **kwargs: Settings of a call that concern texts and batches, and `alignment_heads`,
                 pairs of layer and head of the encoder-decoder attention, counted from 0. The
                 default is `alignment_heads` of the model's generation configuration, or else all
-                heads of the second-to-last layer (of the last layer if there are only two).
+                heads of the second-to-last layer (of the last layer if there are at most two).
 
         Returns:
             For each text, pairs of the index of a source word and the index of the target word that
@@ -613,11 +613,11 @@ class TranslationPipeline(Pipeline):
         return {name: encoded[name] for name in ("input_ids", "forced_bos_token_id")}
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy makes these objects again, because some of them cannot be pickled
+        # a copy begins with an empty cache, because some cached objects cannot be pickled
         return {**vars(self), "_made_of": {}}
 
     def _made(self, name: str, make: Callable[..., Any], *objects: Any) -> Any:
-        """Return what `make` returns for some objects; call it only if they are other objects."""
+        """Return the cached result of `make(*objects)`; compute it again if the objects differ."""
         made = self._made_of.get(name)
         if made is None or any(map(operator.ne, made[0], objects)):
             made = self._made_of[name] = objects, make(*objects)

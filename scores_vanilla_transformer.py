@@ -51,8 +51,8 @@ def token_log_probabilities(
         ids.split(rows_per_part), source_rows.split(rows_per_part), strict=True
     ):
         model_inputs = {name: tensor[source_part] for name, tensor in inputs.items()}
-        # not from the encoder's output, although it is the same for all translations of a source:
-        # without the source tokens, FSMT does not hide later target tokens
+        # the encoder runs again for each translation of a source, because FSMT does not hide later
+        # target tokens if it gets the encoder's output without the source tokens
         outputs = [
             model(**model_inputs, decoder_input_ids=target_part[:, :-1], use_cache=False)
             for model in models

@@ -49,7 +49,7 @@ PROCESSORS = {
 }
 CALL_PROCESSORS = LogitsProcessorList.__call__
 CALL_CRITERIA = StoppingCriteriaList.__call__
-# number of new tokens that hypotheses have room for at first; the room doubles when it is full
+# initial capacity of the hypotheses in new tokens; the capacity doubles when it is used up
 FIRST_NEW_TOKENS = 32
 
 
@@ -195,7 +195,7 @@ class SentenceLengthCriteria(StoppingCriteria):
 class WholeSearchCriteria(StoppingCriteria):
     """Stopping criterion that does not depend on the hypotheses, and so ends a whole search.
 
-    The host asks it between two steps, so that the steps can still be captured.
+    A search checks it on the CPU between two steps, so that the steps can still be captured.
     """
 
     def is_met(self) -> bool:
@@ -308,11 +308,11 @@ class Hypotheses:
         )
 
     def lengthened(self, num_tokens: int, padding_id: int) -> "Hypotheses":
-        """Append room for more tokens.
+        """Increase the capacity of the hypotheses.
 
         Args:
-            num_tokens: Number of tokens to append.
-            padding_id: Token that fills the room.
+            num_tokens: Number of tokens by which the capacity increases.
+            padding_id: Token at the new positions.
 
         Returns:
             The same hypotheses, [B, C, ...].
@@ -418,8 +418,8 @@ class PaperBeamSearch:
         # at first all beams of a sentence are equal, so only one of them may be continued
         scores[:, 1:] = -torch.inf
         self.results = Hypotheses(ids, origins, no_scores)
-        # the selection of a step takes time for each token that there is room for. Captured steps
-        # read tensors of one shape
+        # the time of a selection grows with the capacity, so the capacity begins small. Captured
+        # steps need tensors whose shapes do not change, so they begin with the full capacity
         num_tokens = most_new_tokens
         if not decoding.is_captured:
             num_tokens = min(FIRST_NEW_TOKENS, most_new_tokens)

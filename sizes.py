@@ -120,7 +120,7 @@ def refuse_beyond_memory(needed_bytes: int, data_name: str) -> None:
         data_name: Name of the data, for the error.
 
     Raises:
-        ValueError: If the machine has less memory in total, in use or not.
+        ValueError: If the data is larger than the total memory, free or in use.
     """
     memory_bytes = psutil.virtual_memory().total
     # the limit of a container may be lower

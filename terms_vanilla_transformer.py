@@ -161,7 +161,7 @@ class ForbiddenTerms(LogitsProcessor):
     """Logits processor that forbids each token that would complete a term in the text.
 
     Args:
-        terms: Forbidden terms of each sentence, as text; upper and lower case differ.
+        terms: Forbidden terms of each sentence, as text; case-sensitive.
         vocabulary: Tokens of the vocabulary as bytes.
     """
 
