@@ -147,7 +147,7 @@ def test_the_command_translates_with_several_models(tokenizer, models, tmp_path,
     other = tokenizer.train_new_from_iterator(["other words"] * 20, vocab_size=len(tokenizer))
     other.save_pretrained(names[1])
     assert main(["translate", *names, str(tmp_path / "lines.txt")]) == 1
-    assert "must have one vocabulary, but that of" in capsys.readouterr().err
+    assert "must have the same vocabulary, but that of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -179,9 +179,10 @@ def average_locked_run(
     target: Path | None = None,
     trust_remote_code: bool = False,
 ) -> str:
-    """`average_run` in a process that already holds the lock. The other arguments are the same.
+    """Average a run like `average_run`, in a process that already holds the lock.
 
     Args:
+        folder: Run folder. The other arguments are those of `average_run`.
         target: Folder for the model, which is locked; the run folder if not given.
     """
     config = read_recipe(folder)
@@ -223,7 +224,7 @@ def average_locked_run(
                 raise
             logger.warning("No attention of %s is drawn: %s", config.model_class, error)
     write_model_card(target, config, model.num_parameters())
-    # not None, because the model is complete now
+    # the folder has a description now, because the model is complete
     description: Any = describe_average(target)
     return description
 
@@ -328,8 +329,8 @@ def _checkpoints_to_average(
         ), False
     last_checkpoints = intact_checkpoints[-(num_checkpoints or config.num_averaged_checkpoints) :]
     if not arguments and config.max_minutes is not None:
-        # the time may have allowed few steps, compared with `save_every_steps`: then the first of
-        # these checkpoints are too early to be averaged
+        # if `max_minutes` allows few steps, compared with `save_every_steps`, the first of these
+        # checkpoints are too early in the run to be averaged
         steps = [read_state(path)["step"] for path in last_checkpoints]
         first_averaged_step = (1 - AVERAGED_SHARE) * steps[-1]
         last_checkpoints = [

@@ -707,7 +707,7 @@ def _converted_value(value: Any, expected_type: type) -> Any:
     if expected_type is float and (isinstance(value, str) or type(value) is int):
         with contextlib.suppress(ValueError, OverflowError):
             return float(value)
-    # and 1e3
+    # YAML 1.1 also parses 1e3 as text
     if expected_type is int and isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
         return int(float(value))
     return value

@@ -47,7 +47,7 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
         raise ValueError(
             f"The training failed with exit status {status}, so there is no model to evaluate."
         )
-    # not None, because the evaluation runs in a single process
+    # the evaluation runs in a single process, so it returns scores
     scores: Any = evaluate(folder)
     return "\n\n".join(
         [

@@ -120,7 +120,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
 
 
 def _remote_corpora(corpora: Sequence[str], *languages: str) -> list[str]:
-    """Return the corpora that may be on the Hub; refuse those that are neither there nor here."""
+    """Return the corpora that may be on the Hub; refuse a name that the Hub does not allow."""
     remote_corpora = []
     for dataset in corpora:
         # a missing file is refused when the text is loaded

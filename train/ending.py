@@ -352,5 +352,5 @@ def _end_process(
             "intact: resume with --resume.\n"
         )
         os.write(2, text.encode())
-    # not an exception: the main thread waits for the stalled process, and would not handle it
+    # an exception would have no effect, because the main thread waits for the stalled process
     os._exit(1)

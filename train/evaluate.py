@@ -318,7 +318,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
         "paper.",
     )
     parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
-    parser.add_argument("--split", help="split of the dataset to translate (test)")
+    parser.add_argument("--split", help="split of the dataset to translate (default: test)")
     parser.add_argument("--dataset", help="dataset to translate instead of the run's own")
     parser.add_argument("--name", help="configuration of the dataset")
     parser.add_argument("--revision", help="commit, branch or tag of a dataset on the Hub")
@@ -355,7 +355,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
         help="also score with COMET (%(const)s)",
     )
     parser.add_argument("--against", metavar="RUN", help="compare with another run's translations")
-    parser.add_argument("--output_dir", help="folder for hypotheses and scores (RUN)")
+    parser.add_argument("--output_dir", help="folder for hypotheses and scores (default: RUN)")
     add_search_flags(parser)
     add_trust_flag(parser)
     if not join_processes().is_main_process:

@@ -88,7 +88,8 @@ class FineTuneArguments:
         metadata={"help": "rank of low-rank adapters to train; 0 to train all weights"},
     )
     bleu_tokenizer: str | None = field(
-        default=None, metadata={"help": "tokenizer of sacreBLEU (that of the target language)"}
+        default=None,
+        metadata={"help": "tokenizer of sacreBLEU; that of the target language if not given"},
     )
     trust_remote_code: bool = field(
         default=False,
@@ -264,7 +265,8 @@ def _fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> di
     # would score another split
     if max_positions is not None and is_evaluated:
         in_all_processes(lambda: _refuse_longer(rows["validation"], max_positions))
-    # published below: the library would publish every checkpoint, without the code to load it
+    # the model is published at the end, because the library would publish every checkpoint, without
+    # the code to load it
     publishes, args.push_to_hub = args.push_to_hub, False
     trainer = _make_trainer(options, args, model, tokenizer, rows)
     _train(trainer, args, options.lora_rank)

@@ -78,7 +78,7 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
 
 
 def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
-    """`train` with the signal as its result. The arguments and the errors are the same.
+    """Train like `train`, with the same arguments and errors, and return the signal.
 
     Returns:
         Number of the signal, or None if the run is finished.

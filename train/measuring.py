@@ -104,7 +104,7 @@ def measure_costs(config: TrainConfig) -> Costs:
         MemoryError: If a step does not fit into memory.
     """
     is_main = os.environ.get("RANK", "0") == "0"
-    # not a random name, because all processes must use the same path
+    # the name is not random, because all processes must use the same path
     folder = config.folder.with_name(f".{config.folder.name}.measured.unfinished")
     tokenizer_folder = config.folder / "tokenizer"
     changed_settings: dict[str, Any] = {

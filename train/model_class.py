@@ -285,8 +285,9 @@ def make_model(config: "TrainConfig", model_config: PreTrainedConfig) -> PreTrai
 
 
 def _refuse_undeclared_sharing(model: PreTrainedModel):
-    # the library saves a weight with two names only if the class says which name is the weight's.
-    # `post_init` collects what the class says; a class that does not call it has said nothing
+    # the library saves a weight with two names only if the class declares in `_tied_weights_keys`
+    # which of them is tied to the other. `post_init` collects these declarations, so a class that
+    # does not call it has none
     declared_names = getattr(model, "all_tied_weights_keys", {})
     first_names: dict[nn.Parameter, str] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):

@@ -220,7 +220,10 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
     path = _new_recipe_path(arguments.model)
     missing_flags = [f"--{name}" for name in REQUIRED_SETTINGS if name not in corpus_settings]
     if missing_flags:
-        raise ValueError(f"{', '.join(missing_flags)} must be given: `new` does not guess.")
+        raise ValueError(
+            f"{', '.join(missing_flags)} must be given: `new` has no defaults for the corpus and "
+            "its languages."
+        )
     config = TrainConfig(**corpus_settings)
     texts = load_texts(config)
     counts = count_pairs(texts)

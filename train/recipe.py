@@ -279,12 +279,12 @@ def parse_arguments(
         "recipe",
         nargs="?",
         default="paper-base",
-        help="a .yaml file, or the name of a recipe below (%(default)s)",
+        help="a .yaml file, or the name of a recipe below (default: %(default)s)",
     )
     parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
     parser.add_argument(
         DRY_RUN_FLAG,
-        # only for the help text: `_attach_dry_run_values` gives the flag its value
+        # `nargs` serves only the help text, because `_attach_dry_run_values` adds the value
         nargs="?",
         choices=[COMPUTED_PREVIEW, MEASURED_PREVIEW],
         metavar=MEASURED_PREVIEW,

@@ -68,7 +68,7 @@ def score_translations(
     """
     if len(translations) != len(references) or not references:
         raise ValueError(
-            "references must be at least one, with one translation for each, "
+            "references must not be empty, and must be as many as the translations, "
             f"got {len(translations)} translations for {len(references)} references."
         )
     language_tokenizer = bleu_tokenizer_of(target_lang)

@@ -365,7 +365,8 @@ def _join_blocks(task: Task, num_lines: int) -> dict[str, int]:
                 "at least one pair must be kept, got only dropped pairs: "
                 f"{_describe_dropped(counts)}."
             )
-        # settings are written before pairs: a command that is killed in between joins them again
+        # the settings are written before the pairs, so that a command that is killed in between can
+        # be resumed: it then joins the blocks again
         plan |= {"min_score": task.min_score, "counts": counts}
         write_atomically(plan_path, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
     remove(task.folder / BLOCKS_FOLDER)
@@ -410,7 +411,7 @@ def _make_parser(command: str, prog: str) -> argparse.ArgumentParser:
         required=is_back_translation,
         default=(),
         help="text files to translate, plain or compressed"
-        + ("" if is_back_translation else " (the training text of the run)"),
+        + ("" if is_back_translation else " (default: the training text of the run)"),
     )
     parser.add_argument("--output_dir", required=True, help="folder of the corpus")
     for side in ("source", "target"):
@@ -445,7 +446,7 @@ def _make_parser(command: str, prog: str) -> argparse.ArgumentParser:
     sampling_group.add_argument("--temperature", type=float, help="temperature of sampling")
     sampling_group.add_argument("--top_k", type=int, help="sample from this many best tokens")
     sampling_group.add_argument(
-        "--seed", type=int, default=1, help="seed of sampling (%(default)s)"
+        "--seed", type=int, default=1, help="seed of sampling (default: %(default)s)"
     )
     add_search_flags(parser)
     add_trust_flag(parser)

@@ -322,7 +322,7 @@ def add_search_flags(parser: argparse.ArgumentParser) -> None:
         choices=SEARCH_PRECISIONS,
         default=argparse.SUPPRESS,
         help="precision of the linear layers on a CPU: bf16 is faster than fp32 if the CPU has "
-        "instructions for it (that of the weights)",
+        "instructions for it (default: that of the weights)",
     )
     search_group.add_argument(
         "--int8",
@@ -335,7 +335,8 @@ def add_search_flags(parser: argparse.ArgumentParser) -> None:
         choices=ENGINES,
         default=argparse.SUPPRESS,
         help="auto: use the inference engine if it can run the model, else the model's modules; "
-        "off: always use the modules; required: stop with an error if the engine cannot run (auto)",
+        "off: always use the modules; required: stop with an error if the engine cannot run "
+        "(default: auto)",
     )
 
 
@@ -461,7 +462,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     if early_file := next((word for word in runs[1:] if Path(word).is_file()), None):
         raise ValueError(
             f"only the last argument may be a file, got the file {early_file} before it: run the "
-            "command once for each file, after the model."
+            "command once for each file, with the file as the last argument."
         )
     file_name = path or "stdin"
     supported = (".srt",) if column is None else (".srt", ".jsonl", ".json")
@@ -547,7 +548,7 @@ def _check_num_returned(pipeline: TranslationPipeline, search: Mapping[str, Any]
 def load_ensemble(
     names: Sequence[str], **settings: Any
 ) -> tuple[TranslationPipeline, list[PreTrainedModel]]:
-    """Load several models that translate together, or a single one.
+    """Load the models of an ensemble, or a single model.
 
     Args:
         names: Run folders, model folders or Hub names. The tokenizer and the search settings are
@@ -568,7 +569,7 @@ def load_ensemble(
     for name, other in zip(names[1:], others, strict=True):
         if other.tokenizer.get_vocab() != vocabulary:
             raise ValueError(
-                f"models that translate together must have one vocabulary, but that of {name} "
+                f"the models of an ensemble must have the same vocabulary, but that of {name} "
                 f"differs from that of {names[0]}."
             )
     return pipeline, [pipeline.model, *(other.model for other in others)]
@@ -619,8 +620,8 @@ def read_glossary(path: Path) -> dict[str, str]:
         Target term by source term, which is in NFC.
 
     Raises:
-        ValueError: If the file cannot be read, its first line has names of columns, a line has no
-            two terms, or a source term has two target terms; names the line.
+        ValueError: If the file cannot be read, its first line has names of columns, a line does
+            not have two terms, or a source term has two target terms; names the line.
     """
     # imported here, because it imports pyarrow, which only few commands need
     from .data.tables import is_header

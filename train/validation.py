@@ -40,10 +40,11 @@ def validation_loss(
     Returns:
         Mean loss per target token, in nats.
     """
-    # summed in float32, because float64 is not available on every device
+    # the losses are summed in float32, because some devices do not support float64
     loss_sum = torch.zeros((), device=accelerator.device)
     num_tokens = torch.zeros((), dtype=torch.long, device=accelerator.device)
-    # not compiled, because compiling graphs without gradients takes longer than these batches
+    # the model runs uncompiled, because compiling graphs without gradients would take longer than
+    # these batches
     with evaluating(model), torch.compiler.set_stance("force_eager"):
         for batch in batches:
             inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
@@ -99,7 +100,8 @@ def score_sample(run: Run, validation: Pairs, num_pairs: int) -> dict[str, float
         rows.with_format("arrow")[:], texts.languages, "validation", repair=True
     )
     model = _whole_model(run)
-    # not compiled, because compiling graphs without gradients takes longer than these batches
+    # the model runs uncompiled, because compiling graphs without gradients would take longer than
+    # these batches
     with evaluating(model), torch.compiler.set_stance("force_eager"):
         pipeline = TranslationPipeline(model, run.data.tokenizer, device=run.accelerator.device)
         translations = translate_shared(PartialState(), pipeline, sources, num_beams=1)

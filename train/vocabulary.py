@@ -253,9 +253,9 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
             raise ValueError(
                 f"{rule}, got the file {source!r}: name it tokenizer.json, and give its folder."
             )
-        # such as the merges of subword-nmt, whose folder cannot be read either
+        # the folder of such a file, as of the merges of subword-nmt, cannot be read either
         if path.suffix != ".json" and path.is_file():
-            raise ValueError(f"{rule}, got the file {source!r}, which no tokenizer is read from.")
+            raise ValueError(f"{rule}, got the file {source!r} of another format.")
         check_local(source, rule)
         pieces = sorted(file.name for file in path.glob("*") if file.suffix in PIECE_SUFFIXES)
         tokenizer_files = ("tokenizer.json", TOKENIZER_CONFIG_FILE, CONFIG_NAME)

@@ -335,7 +335,7 @@ def test_a_bleu_tokenizer_without_its_package_is_refused(monkeypatch):
 
 
 def test_unequal_numbers_of_translations_and_references_are_refused():
-    with pytest.raises(ValueError, match="one translation for each"):
+    with pytest.raises(ValueError, match="must be as many as the translations"):
         score_translations(["a"], ["a", "b"])
-    with pytest.raises(ValueError, match="one translation for each"):
+    with pytest.raises(ValueError, match="must be as many as the translations"):
         score_translations([], [])

@@ -474,7 +474,7 @@ def test_several_files_are_refused(run, tmp_path, capsys):
         assert main(["translate", str(run), *words]) == 1
         assert capsys.readouterr().err == (
             f"error: only the last argument may be a file, got the file {files[0]} before it: run "
-            "the command once for each file, after the model.\n"
+            "the command once for each file, with the file as the last argument.\n"
         )
 
 
