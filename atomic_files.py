@@ -43,7 +43,7 @@ def _naming(path: Path, numbers: Collection[int | None] = NOT_ALLOWED) -> Iterat
     except OSError as error:
         if error.errno not in numbers or error.strerror is None:
             raise
-        space_text = f" with {free_space(path.parent)}" if error.errno in DISK_FULL else ""
+        space_text = f" ({free_space(path.parent)})" if error.errno in DISK_FULL else ""
         named_error = OSError(f"{path} cannot be written{space_text}: {error.strerror}.")
         # callers tell a full disk by its number
         named_error.errno = error.errno
@@ -242,8 +242,8 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
         if not is_disk_full(error):
             raise
         raise OSError(
-            f"{folder} cannot be written with {free_space(parent)}, and no unfinished file was "
-            f"left: {' '.join(str(error).split())}"
+            f"{folder} cannot be written ({free_space(parent)}), and all unfinished files were "
+            f"removed: {' '.join(str(error).split())}"
         ) from error
     finally:
         shutil.rmtree(unfinished_folder, ignore_errors=True)

@@ -84,7 +84,7 @@ def test_a_file_on_a_full_disk_is_named_with_the_free_space(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(owner, name, fill)
-    sentence = rf"^{path} cannot be written with [\d,]+ kB free: {os.strerror(number)}\.$"
+    sentence = rf"^{path} cannot be written \([\d,]+ kB free\): {os.strerror(number)}\.$"
     with pytest.raises(OSError, match=sentence) as error:
         write_atomically(path, "text")
     assert error.value.errno == number
@@ -283,7 +283,7 @@ def test_a_full_disk_leaves_nothing_and_the_next_try_works(
         full_disk_after(call, monkeypatch),
         pytest.raises(
             OSError,
-            match=f"{out} cannot be written with .* kB free, and no unfinished file was left",
+            match=rf"{out} cannot be written \(.* kB free\), and all unfinished files were removed",
         ),
     ):
         WRITERS[writer](toy, run, out)

@@ -610,9 +610,8 @@ def naming_intact_checkpoint(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        free_space_text = free_space(folder)
         raise OSError(
-            f"{folder} cannot be written with {free_space_text}, "
+            f"{folder} cannot be written ({free_space(folder)}), "
             f"{describe_intact_checkpoint(folder)}: {error}"
         ) from error
 

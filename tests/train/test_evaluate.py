@@ -393,7 +393,7 @@ def test_a_full_disk_keeps_the_translations_of_an_evaluation(tmp_path, monkeypat
     monkeypatch.setattr(os, "fsync", fill)
     path = folder / "hypotheses/test.translation.txt"
     reference = folder / "hypotheses/test.reference.txt"
-    with pytest.raises(OSError, match=rf"^{reference} cannot be written with [\d,]+ kB free: No"):
+    with pytest.raises(OSError, match=rf"^{reference} cannot be written \([\d,]+ kB free\): No"):
         save_translations(folder, "test", ["a"], [["b"]], ["c"])
     assert path.read_text(encoding="utf-8") == "c\n"
 

@@ -833,7 +833,7 @@ def test_a_full_disk_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys)
     assert main([str(recipe)]) == 1
     last = capsys.readouterr().err.strip().split("\n")[-1]
     assert re.match(
-        r"error: checkpoint .*step-4 cannot be written with .* kB free, "
+        r"error: checkpoint .*step-4 cannot be written \(.* kB free\), "
         r"there is no checkpoint before it",
         last,
     )
@@ -879,7 +879,7 @@ def test_a_disk_that_is_full_between_checkpoints_ends_in_one_sentence(
 
     monkeypatch.setattr(loop, "_log_step", log)
     with pytest.raises(
-        OSError, match=r"run cannot be written with [\d,]+ kB free, step-4 is intact"
+        OSError, match=r"run cannot be written \([\d,]+ kB free\), step-4 is intact"
     ):
         train(train_toys.toy_config(corpus, tmp_path / "run"))
 

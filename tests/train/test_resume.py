@@ -195,7 +195,7 @@ def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_good(corpus, tmp_p
     # room for some lines of the log and half a checkpoint
     ballast.write_bytes(bytes(status.f_bavail * status.f_frsize - 200_000))
     last = last_words(recipe)
-    assert last.startswith(f"error: checkpoint {folder}/checkpoints/step-8 cannot be written with ")
+    assert last.startswith(f"error: checkpoint {folder}/checkpoints/step-8 cannot be written (")
     assert f"{folder}/checkpoints/step-5 is intact" in last
     assert [path.name for path in checkpoints(folder / "checkpoints")] == ["step-4", "step-5"]
     assert not unfinished_saves(folder)
@@ -205,7 +205,7 @@ def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_good(corpus, tmp_p
             file.write(bytes(4096))
             file.flush()
     last = last_words(recipe)
-    assert last.startswith(f"error: {folder} cannot be written with 0 kB free, step-5 is intact: ")
+    assert last.startswith(f"error: {folder} cannot be written (0 kB free), step-5 is intact: ")
     assert [path.name for path in checkpoints(folder / "checkpoints")] == ["step-4", "step-5"]
     ballast.unlink()
     train_toys.run_command(recipe, "--resume")
@@ -235,7 +235,7 @@ sys.exit(main([{str(recipe)!r}, "--resume"]))
     )
     assert full.returncode == 1
     last = full.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"error: checkpoint {folder}/checkpoints/step-8 cannot be written with ")
+    assert last.startswith(f"error: checkpoint {folder}/checkpoints/step-8 cannot be written (")
     assert f"{folder}/checkpoints/step-4 is intact" in last
     assert train(train_toys.toy_config(corpus, folder), resume=True)
     train(train_toys.toy_config(corpus, tmp_path / "never"))

@@ -87,7 +87,7 @@ def naming_full_cache() -> Iterator[None]:
             raise
         cache = Path(datasets.config.HF_DATASETS_CACHE)
         raise OSError(
-            f"the cache of datasets, {cache}, cannot be written with {free_space(cache)}: remove "
+            f"the cache of datasets, {cache}, cannot be written ({free_space(cache)}): remove "
             "files from its disk, or set the environment variable HF_HOME to a folder on another "
             "disk."
         ) from error

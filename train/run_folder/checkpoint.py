@@ -134,7 +134,7 @@ def save_checkpoint(
             else "there is no checkpoint before it"
         )
         raise OSError(
-            f"checkpoint {checkpoint} cannot be written with {free_text}, {intact_text}: "
+            f"checkpoint {checkpoint} cannot be written ({free_text}), {intact_text}: "
             f"{' '.join(str(error).split())}"
         ) from error
     complete_checkpoints = checkpoints(folder)

@@ -205,7 +205,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_names_it(tmp_path, monkeypat
         monkeypatch.setattr(checkpointing, "write_atomically", full_disk)
     with pytest.raises(
         OSError,
-        match=r"step-5 cannot be written with .* kB free, .*step-4 is intact.*No space left",
+        match=r"step-5 cannot be written \(.* kB free\), .*step-4 is intact.*No space left",
     ):
         save(tmp_path, 5)
     monkeypatch.undo()
