@@ -19,7 +19,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..released_code_vanilla_transformer import RELEASED, is_of_library
 from .library_code import library_digests
 
-DIFFERS = "a conversion must compute what its source computes, and the logits differ"
+DIFFERS = "a conversion must compute what its source computes, but the logits differ"
 # a version of transformers without digests adds nothing, so its models are refused
 RELEASED.update(library_digests(transformers.__version__.rsplit(".", 1)[0]))
 

@@ -283,7 +283,7 @@ def _read_dictionary(path: Path) -> list[str]:
     """Return the tokens of a dictionary in the order of their ids; a line is token and count."""
     tokens = [*SPECIAL_TOKENS]
     for line_number, line in enumerate(read_lines(path), 1):
-        # fairseq marks a line whose token it has already
+        # fairseq appends this mark to a line whose token replaces an earlier equal token
         token_and_count = line.rstrip().removesuffix(" #fairseq:overwrite")
         token, space, count = token_and_count.rpartition(" ")
         if not space or not count.isdecimal():

@@ -169,6 +169,6 @@ def library_digests(version: str) -> dict[str, dict[str, str]]:
     """Return the digests of a version of transformers, by module and name.
 
     Args:
-        version: Minor version, such as 5.24; one without digests has no modules.
+        version: Minor version, such as 5.24. The result is empty for a version without digests.
     """
     return {module: SHARED[module] | table for module, table in DIFFERENT.get(version, {}).items()}

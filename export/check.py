@@ -7,7 +7,7 @@ from ..identity_vanilla_transformer import computing_modules, first_difference
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 # {} is the name of the other engine
-DIFFERS = "an export must compute what its model computes, and the scores in {} differ"
+DIFFERS = "an export must compute what its model computes, but the scores in {} differ"
 
 
 def refuse_changed_model(model: PreTrainedModel, engine: str):

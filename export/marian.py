@@ -80,12 +80,13 @@ def to_marian(
     new_ids = torch.arange(our_config.vocab_size)
     if isinstance(tokenizer, VanillaTransformerTokenizer) and our_config.pad_token_id is not None:
         new_ids[[our_config.pad_token_id, -1]] = new_ids[[-1, our_config.pad_token_id]]
-    old_ids = new_ids  # a swap is its own inverse
+    # a swap is its own inverse
+    old_ids = new_ids
     exported_config = marian_config(our_config, num_positions)
     for name in TOKEN_ID_FIELDS:
         setattr(exported_config, name, _replace_ids(getattr(exported_config, name), new_ids))
     marian = MarianMTModel(exported_config)
-    # not strict, because the sinusoids are missing: the new Marian model has its own
+    # strict=False, because the weights lack the sinusoids, which the new Marian model computes
     marian.load_state_dict(_marian_weights(model, marian, old_ids), strict=False)
     marian.generation_config = marian_generation_config(
         model.generation_config, exported_config, new_ids

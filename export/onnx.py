@@ -348,7 +348,7 @@ class DecoderWithPastGraph(DecoderGraph):
         model: Model to export.
     """
 
-    # the inputs differ from those of `DecoderGraph`, which has no cache to read
+    # the signature differs from that of `DecoderGraph.forward`, because that graph reads no cache
     def forward(  # type: ignore[override]
         self, encoder_attention_mask: Tensor, input_ids: Tensor, past: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:

@@ -41,8 +41,8 @@ class Limits(NamedTuple):
 
     Attributes:
         max_characters: Maximum number of characters in all texts of a request together.
-        max_waiting: Maximum number of requests that wait for their answer at the same time.
-        timeout: Time in seconds after which an unanswered request is refused.
+        max_waiting: Maximum number of requests that wait for their response at the same time.
+        timeout: Time in seconds after which a request without a response is refused.
         api_key: Key that every translation request must contain; None if no key is needed.
     """
 
@@ -57,7 +57,7 @@ class TranslationRequest(NamedTuple):
 
     Attributes:
         texts: Texts to translate.
-        is_list: Whether the client sent a list of texts, and gets lists as answer.
+        is_list: Whether the client sent a list of texts; the response then has lists.
         model: Model that translates the texts.
         source: Language of the texts.
         target: Language of the translations.
@@ -328,7 +328,7 @@ async def read_fields(request: Request) -> dict[str, Any]:
     body = await request.body()
     try:
         if content_type == JSON_TYPE:
-            # RFC 8259 allows to ignore a byte order mark
+            # RFC 8259 allows a parser to ignore a byte order mark
             fields = json.loads(body.decode("utf-8-sig"), object_pairs_hook=_unrepeated)
             if not isinstance(fields, dict):
                 raise HTTPException(400, "The JSON body must be an object.")
@@ -359,7 +359,8 @@ async def read_fields(request: Request) -> dict[str, Any]:
         return {**form_fields, **_parse_url_encoded(query)}
     except UnicodeDecodeError:
         raise HTTPException(400, "The request is not valid UTF-8.") from None
-    # Python's parser raises RecursionError for deep nesting, and ValueError for too long a number
+    # Python's parser raises RecursionError for deep nesting, and ValueError for a number that is
+    # too long
     except (ValueError, RecursionError):
         raise HTTPException(400, "The body is not valid JSON.") from None
 
@@ -414,7 +415,7 @@ def build_app(
     """
     api = Api(models, queue, limits)
     max_bytes = BYTES_PER_CHARACTER * limits.max_characters + OTHER_BYTES
-    # pages of every origin may read the answers, because an answer depends only on its request
+    # pages of every origin may read the responses, because a response depends only on its request
     middleware = [
         Middleware(
             CORSMiddleware,
@@ -424,8 +425,9 @@ def build_app(
         ),
         Middleware(BoundedRequests, max_bytes=max_bytes),
     ]
-    # without a schema there are no documentation pages, which load scripts from other servers
-    # a redirect of /translate/ would name http, and not the https of a proxy in front of the server
+    # openapi_url=None removes the documentation pages, which load scripts from other servers.
+    # redirect_slashes=False, because a redirect of /translate/ would name http, and not the https
+    # of a proxy in front of the server
     app = FastAPI(openapi_url=None, middleware=middleware, redirect_slashes=False)
     app.add_exception_handler(AnyHTTPException, _answer_refusal)
     for path, endpoint, methods in (

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(argv: list[str], prog: str) -> None:
-    """Run the server until a signal ends it; waiting requests are still answered.
+    """Run the server until a signal ends it; waiting requests still get their responses.
 
     Args:
         argv: Command-line arguments.

@@ -110,7 +110,8 @@ class TranslationQueue:
 
     def _work(self):
         while jobs := self._take_jobs():
-            # after an error, translate each job alone, so that it does not harm the others
+            # after an error of several jobs, translate each job alone, so that only the job with
+            # the error fails
             if not _translate(jobs):
                 for job in jobs:
                     _translate([job])

@@ -376,7 +376,7 @@ def test_a_token_that_is_forbidden_hides_no_other_logits():
     from_marian(model)
     for stack in (model.model.encoder, model.model.decoder):
         stack.embed_scale *= 0.5
-    with pytest.raises(ValueError, match="and the logits differ by up to"):
+    with pytest.raises(ValueError, match="but the logits differ by up to"):
         from_marian(model)
 
 
@@ -407,5 +407,5 @@ def test_a_conversion_with_other_logits_is_refused(monkeypatch):
     ours = from_torch(without_norms(), torch.randn(23, 12))
     with torch.no_grad():
         ours.model.decoder.layers[0].feed_forward.fc2.weight.mul_(-1)
-    with pytest.raises(ValueError, match="and the states differ by up to"):
+    with pytest.raises(ValueError, match="but the states differ by up to"):
         check.check_decoder_states(without_norms(), ours)
