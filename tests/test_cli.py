@@ -30,7 +30,7 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_tokenize_replaces_no_recipe_of_a_reader(capsys, tmp_path):
+def test_tokenize_replaces_no_recipe_of_the_user(capsys, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("# what I think of it\ndataset: demo\n", encoding="utf-8")
     assert main(["tokenize", str(recipe), *SMALL, "--output_dir", str(tmp_path)]) == 1
@@ -74,7 +74,7 @@ def test_average_evaluate_and_the_table(run, capsys):
     assert "README.md" in contents(run)
 
 
-def test_translate_answers_every_line_in_order(run, capsys, monkeypatch, tmp_path):
+def test_translate_writes_every_line_in_order(run, capsys, monkeypatch, tmp_path):
     lines = "The party is on Monday.\n\nYes.\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
     bounds = ["--num_beams", "2", "--max_extra_tokens", "2"]
@@ -231,7 +231,7 @@ def test_a_line_that_is_not_utf_8_is_named(run, capsys, tmp_path):
     assert "latin.txt line 2 must be UTF-8" in capsys.readouterr().err
 
 
-def test_an_unknown_verb_shows_the_usage(capsys):
+def test_an_unknown_command_shows_the_usage(capsys):
     for arguments in (["tranlate", "x"], []):
         with pytest.raises(SystemExit) as end:
             main(arguments)

@@ -181,7 +181,7 @@ def test_finished_sentences_leave_the_engine(lively_model, source, monkeypatch, 
 @pytest.mark.parametrize(
     ("search", "num_graphs", "num_replays"), [(GREEDY, 1, 4), (PAPER, 2, 4 + 3)]
 )
-def test_a_recorded_step_is_replayed_until_its_sizes_change(
+def test_a_captured_step_is_replayed_until_its_sizes_change(
     lively_model, source, graphs, search, num_graphs, num_replays
 ):
     model = lively_model()
@@ -202,7 +202,7 @@ def test_a_recorded_step_is_replayed_until_its_sizes_change(
 
 @pytest.mark.parametrize("rule", [{}, {"suppress_tokens": [7, 8]}])
 @pytest.mark.parametrize("search", [GREEDY, PAPER])
-def test_the_host_launches_few_operators_beside_the_replays(
+def test_the_cpu_launches_few_operators_beside_the_replays(
     lively_model, source, graphs, search, rule, monkeypatch
 ):
     # otherwise the mode that counts the operators would turn the engine off
@@ -228,7 +228,7 @@ def test_the_host_launches_few_operators_beside_the_replays(
         {"length_penalty_alpha": 2.0, "eos_token_id": [2, 9, 10]},
     ],
 )
-def test_a_recorded_search_follows_rules_that_change_from_step_to_step(
+def test_a_captured_search_follows_rules_that_change_from_step_to_step(
     lively_model, source, graphs, scores, rules
 ):
     model = lively_model()
@@ -243,7 +243,7 @@ def test_a_recorded_search_follows_rules_that_change_from_step_to_step(
     assert graphs.num_replays > 4
 
 
-def test_a_criterion_of_the_whole_search_does_not_prevent_recording(lively_model, source, graphs):
+def test_a_criterion_of_the_whole_search_does_not_prevent_capturing(lively_model, source, graphs):
     class StopAtStep(WholeSearchCriteria):
         def __init__(self, step):
             self.remaining = step
@@ -908,7 +908,7 @@ def test_a_model_in_bf16_runs_its_modules_on_a_cpu_without_its_instructions(
 
 @pytest.mark.usefixtures("without_bf16")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_weights_are_multiplied_in_float32_on_request(
+def test_weights_in_half_precision_are_multiplied_in_float32_on_request(
     lively_model, source, searched, scores, dtype
 ):
     model = lively_model().to(dtype)
@@ -1049,7 +1049,7 @@ def test_gradients_of_the_embeddings_do_not_turn_the_engine_off(lively_model, so
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_the_search_keeps_its_scores_in_single_precision(lively_model, source, kind):
+def test_the_search_keeps_its_scores_in_float32(lively_model, source, kind):
     model = lively_model()
     expected = model.generate(**source, **PAPER)
     torch.set_default_dtype(kind)

@@ -428,7 +428,7 @@ class Forbid(LogitsProcessor):
         return scores
 
 
-def test_a_processor_sees_every_sentence_in_its_row(model, source):
+def test_a_processor_gets_every_sentence_in_its_row(model, source):
     plain = without_padding(model.generate(**source, **PAPER))
     forbidden = [row[1] for row in plain]
     out = without_padding(
@@ -584,7 +584,7 @@ def test_a_search_that_was_set_on_a_new_model_is_kept(model, source, tmp_path):
     assert again.generate(**source).tolist() == expected.tolist()
 
 
-def test_a_length_that_the_trainer_has_set_does_not_cut(model):
+def test_a_length_that_the_trainer_has_set_does_not_truncate(model):
     source = torch.randint(3, 23, (2, 30))
     set_paper_search(model)
     never_ending = {"suppress_tokens": [2]}

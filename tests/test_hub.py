@@ -264,7 +264,7 @@ def test_shared_weights_are_published_once(hub):
     assert not {"lm_head.weight", "model.decoder.embed_tokens.weight"} & header.keys()
 
 
-def test_the_card_keeps_its_results_and_tells_how_to_load_it_by_name(hub):
+def test_the_card_keeps_its_results_and_shows_how_to_load_the_model_by_name(hub):
     card = hub.files(NAME)["README.md"].decode()
     assert "value: 12.5" in card
     assert "pipeline_tag: translation" in card
@@ -699,7 +699,7 @@ class TestStandIn:
             api.create_repo("user/here")
 
     @pytest.mark.parametrize("token", [False, "hf_of_nobody"])
-    def test_nobody_writes_without_the_token(self, hub, token):
+    def test_a_write_without_the_token_is_refused(self, hub, token):
         with pytest.raises(errors.HfHubHTTPError, match="401"):
             hub.api(token).create_repo("user/forbidden")
         assert ("models", "user/forbidden") not in hub.repositories

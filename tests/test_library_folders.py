@@ -168,7 +168,7 @@ def changed(folders, tmp_path, change):
     return folder
 
 
-def test_weights_that_the_class_does_not_know_are_left_out(folders, tmp_path):
+def test_unknown_weights_are_ignored(folders, tmp_path):
     folder = changed(folders, tmp_path, lambda weights: weights.update(old=torch.ones(2)))
     translator = vanilla_transformer.load(folder, device="cpu")
     assert [found["translation_text"] for found in translator(TEXTS)] == folders["marian"][1]

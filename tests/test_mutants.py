@@ -257,7 +257,7 @@ def test_a_probe_alone_would_not_find_all(tokenizer, tmp_path):
     assert "PositionalEncoding differs from the released code" in reason_against_engine(model)
 
 
-def test_an_edit_that_computes_the_same_finds_the_engine(tokenizer, tmp_path):
+def test_an_edit_that_computes_the_same_uses_the_engine(tokenizer, tmp_path):
     edits = [
         ('"""Transform each position,', '"""Do something else,'),
         ("# CODEPATH: the paper normalizes", "# another comment\n        # CODEPATH:"),
@@ -942,7 +942,7 @@ def test_a_subclass_in_a_users_file_is_searched(kind, tokenizer, run, tmp_path, 
     check(model, tokenizer, run, plain, monkeypatch, "which is not one of this release")
 
 
-def test_an_unedited_copy_finds_the_engine(tokenizer, tmp_path):
+def test_an_unedited_copy_uses_the_engine(tokenizer, tmp_path):
     module = edited_module(tmp_path, "FeedForward", "FeedForward")
     model = of_class(make_model(tokenizer), module.VanillaTransformerForConditionalGeneration)
     assert type(model) is not modeling.VanillaTransformerForConditionalGeneration

@@ -117,7 +117,7 @@ sys.exit(main())
 """
 
 
-def test_the_wheel_without_extras_translates_and_names_the_extra_of_other_verbs(wheel, tmp_path):
+def test_the_wheel_without_extras_translates_and_names_the_extra_of_other_commands(wheel, tmp_path):
     installed = tmp_path / "site"
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", installed]
     subprocess.run([*install, wheel], check=True)
@@ -168,7 +168,7 @@ def test_importing_the_package_leaves_training_out(tmp_path):
     assert not [name for name in loaded if name.startswith("vanilla_transformer.train")]
 
 
-def test_help_waits_for_no_library(tmp_path):
+def test_help_imports_no_library(tmp_path):
     code = """
 import sys
 sys.argv = ["/somewhere/vanilla-transformer", "--help"]

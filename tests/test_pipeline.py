@@ -271,7 +271,7 @@ def test_a_misspelt_setting_is_refused(translate):
         translate(TEXTS, batch_size=0)
 
 
-def test_half_a_character_is_refused(translate):
+def test_an_unpaired_surrogate_is_refused(translate):
     with pytest.raises(ValueError, match=r"an unpaired surrogate at index 5: 'dogs \\ud83d'"):
         translate(["dogs", "dogs \ud83d"])
 
@@ -308,7 +308,7 @@ def test_a_token_outside_of_the_vocabulary_is_named_with_its_text(model):
         translate(["a dog runs", "a zebra runs"])
 
 
-def test_a_text_is_not_cut_where_nothing_has_a_maximum_length(translate):
+def test_a_text_is_not_truncated_without_a_maximum_length(translate):
     text = "dogs " * 30
     assert translate(text, truncation=True, max_new_tokens=3) == translate(text, max_new_tokens=3)
 
@@ -462,12 +462,12 @@ def test_threads_that_truncate_and_threads_that_do_not_share_a_tokenizer(model, 
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, "2", True, []])
-def test_the_number_of_translations_must_be_a_whole_number(translate, count):
+def test_the_number_of_translations_must_be_an_integer(translate, count):
     with pytest.raises(ValueError, match="num_return_sequences must be an integer of at least"):
         translate("dogs", num_return_sequences=count)
 
 
-def test_without_a_number_of_translations_that_of_the_model_counts(translate):
+def test_the_default_number_of_translations_is_that_of_the_model(translate):
     assert translate("dogs", num_return_sequences=None) == translate("dogs")
 
 

@@ -134,7 +134,7 @@ def test_prefix_and_search_of_a_task_come_from_the_configuration(pieces, tmp_pat
     assert model.config.task_specific_params["translation_en_to_de"]["prefix"] == PREFIX
 
 
-def test_where_nothing_is_set_the_search_is_that_of_version_4(pieces, tmp_path):
+def test_the_default_search_is_that_of_version_4(pieces, tmp_path):
     model, tokenizer = make(make_bart, pieces, tmp_path)
     translate = TranslationPipeline(model, tokenizer)
     # translations that end at the limit only
@@ -181,7 +181,7 @@ def test_results_have_text_or_token_ids_or_both(pieces, tmp_path):
     assert len(translate("", return_tensors=True)[0]["translation_token_ids"]) == 0
 
 
-def test_a_long_text_is_cut_if_asked(pieces, tmp_path):
+def test_a_long_text_is_truncated_on_request(pieces, tmp_path):
     model, tokenizer = make(make_marian, pieces, tmp_path)
     translate = TranslationPipeline(model, tokenizer, **SEARCH)
     text = " ".join(TEXTS * 4)
@@ -228,7 +228,7 @@ def reverse_of(tokenizer, folder):
 
 
 @pytest.mark.parametrize("maker", [make_marian_of_two, make_fsmt_of_two])
-def test_each_side_has_the_vocabulary_of_its_own(maker, pieces, tmp_path):
+def test_source_and_target_have_their_own_vocabularies(maker, pieces, tmp_path):
     model, tokenizer = make(maker, pieces, tmp_path)
     reverse = reverse_of(tokenizer, tmp_path)
     translate = TranslationPipeline(model, tokenizer, **SEARCH)

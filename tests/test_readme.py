@@ -299,7 +299,7 @@ def test_the_memory_of_a_stream_is_that_of_the_studies_that_are_kept():
     assert f"it is {after[0]}, {after[1]} and {after[2]} MB after\neight blocks" in BATCHES
 
 
-def test_what_data_takes_is_what_is_kept():
+def test_the_costs_of_data_are_those_of_the_studies_that_are_kept():
     """Each number of the table stands in one of the two studies."""
     table = BATCHES.split("\n| | measured |\n")[1].split("\n\n")[0]
     shown = {

@@ -12,12 +12,12 @@ PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 PROMISES = PAGE.split("## Guarantees")[1].split("\n| ")[2:]
 
 
-def test_there_are_promises():
+def test_security_md_has_guarantees():
     assert len(PROMISES) > 10
 
 
 @pytest.mark.parametrize("row", PROMISES, ids=lambda row: row[:40])
-def test_each_promise_names_tests_that_exist(row):
+def test_each_guarantee_names_tests_that_exist(row):
     names = re.findall(r"`(test_\w+)`", row)
     assert names
     files = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.rglob("test_*.py")]

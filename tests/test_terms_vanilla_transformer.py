@@ -155,7 +155,7 @@ def test_all_translations_of_an_n_best_list_differ_and_have_the_terms(translate)
 
 @pytest.mark.parametrize("search", [{}, {"num_beams": 1}, {"engine": "off"}])
 @pytest.mark.parametrize("length", [1, 2, 4])
-def test_no_division_into_tokens_spells_a_forbidden_term(free, length, search):
+def test_no_tokenization_spells_a_forbidden_term(free, length, search):
     terms = []
     for _ in range(4):
         found = texts_of(free(TEXTS, forbidden_terms=terms, **search))

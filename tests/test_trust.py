@@ -311,7 +311,9 @@ def quiet(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__.removeprefix("plant_"))
 @pytest.mark.usefixtures("quiet", "new_process")
-def test_no_verb_runs_code_that_a_folder_names(plant, run, corpus, tmp_path, monkeypatch, capsys):
+def test_no_command_runs_code_that_a_folder_names(
+    plant, run, corpus, tmp_path, monkeypatch, capsys
+):
     canary, kind = Canary(tmp_path), plant.__name__.removeprefix("plant_")
     for name in verbs(run, corpus, tmp_path):
         if kind not in SLOW.get(name, [kind]):
