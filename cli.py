@@ -26,16 +26,16 @@ def main(argv: list[str] | None = None) -> int:
         The exit status, as `run_command` returns it.
     """
     # without logging, which imports transformers, `--help` answers at once
-    return run_command(_run_verb, argv, logs=False)
+    return run_command(_run_subcommand, argv, logs=False)
 
 
-def _run_verb(argv: list[str]) -> int | None:
-    arguments, verb_arguments = _parser().parse_known_args(argv)
+def _run_subcommand(argv: list[str]) -> int | None:
+    arguments, command_arguments = _parser().parse_known_args(argv)
     if not arguments.takes_more:
-        refuse_unknown(arguments.parser, verb_arguments)
+        refuse_unknown(arguments.parser, command_arguments)
     with fast_imports():
         log_to_stderr()
-    return arguments.run(arguments, verb_arguments)
+    return arguments.run(arguments, command_arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,10 +45,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog="`vanilla-transformer COMMAND --help` shows the flags of a command. With "
         "--traceback, an error shows its traceback.",
     )
-    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    def add_verb(name: str, run: Any, help_text: str, takes_more: bool = False):
-        added = verbs.add_parser(
+    def add_command(name: str, run: Any, help_text: str, takes_more: bool = False):
+        added = commands.add_parser(
             name,
             help=help_text,
             description=f"{help_text[0].upper()}{help_text[1:]}.",
@@ -58,13 +58,15 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run, parser=added, takes_more=takes_more)
         return added
 
-    demo = add_verb("demo", _demo, "train, evaluate and translate on the built-in corpus")
+    demo = add_command("demo", _demo, "train, evaluate and translate on the built-in corpus")
     demo.add_argument("--output_dir", default="runs/demo", help="run folder (default: %(default)s)")
-    add_verb("new", _new, "write the recipe of a new model for a corpus", takes_more=True)
-    add_verb("tokenize", _tokenize, "learn the vocabulary of a recipe", takes_more=True)
-    add_verb("train", _train, "train a recipe, from raw text to averaged weights", takes_more=True)
+    add_command("new", _new, "write the recipe of a new model for a corpus", takes_more=True)
+    add_command("tokenize", _tokenize, "learn the vocabulary of a recipe", takes_more=True)
+    add_command(
+        "train", _train, "train a recipe, from raw text to averaged weights", takes_more=True
+    )
 
-    average = add_verb("average", _average, "average the checkpoints of a run into its model")
+    average = add_command("average", _average, "average the checkpoints of a run into its model")
     average.add_argument("run_folder", metavar="RUN", help="run folder")
     group = average.add_argument_group(
         "checkpoints", "at most one of these flags; without a flag, the recipe decides"
@@ -79,39 +81,43 @@ def _parser() -> argparse.ArgumentParser:
     average.add_argument("--output_dir", help="folder for the model (default: RUN)")
     add_trust_flag(average)
 
-    add_verb("evaluate", _evaluate, "translate and score a split or a test set", takes_more=True)
-    add_verb(
+    add_command("evaluate", _evaluate, "translate and score a split or a test set", takes_more=True)
+    add_command(
         "translate", _translate, "translate lines of a file or stdin to stdout", takes_more=True
     )
 
-    add_verb("score", _score, "compute log-probabilities of given translations", takes_more=True)
-    add_verb(
+    add_command("score", _score, "compute log-probabilities of given translations", takes_more=True)
+    add_command(
         "align",
         _align,
         "align the words of sources and given translations",
         takes_more=True,
     )
 
-    add_verb(
+    add_command(
         "distill",
         _synthesize,
         "make training data for a smaller model",
         takes_more=True,
     )
-    add_verb(
+    add_command(
         "back-translate",
         _synthesize,
         "make training data by back-translation",
         takes_more=True,
     )
-    add_verb("serve", _serve, "serve translations over HTTP", takes_more=True)
-    add_verb("paper", _paper, "reproduce a table, figure or section of the paper", takes_more=True)
-    add_verb("space", _space, "serve the web page", takes_more=True)
-    add_verb("explain", _explain, "explain a translation in the browser, offline", takes_more=True)
-    add_verb("convert", _convert, "convert a checkpoint from another toolkit", takes_more=True)
-    add_verb("export", _export, "export a model to another inference engine", takes_more=True)
+    add_command("serve", _serve, "serve translations over HTTP", takes_more=True)
+    add_command(
+        "paper", _paper, "reproduce a table, figure or section of the paper", takes_more=True
+    )
+    add_command("space", _space, "serve the web page", takes_more=True)
+    add_command(
+        "explain", _explain, "explain a translation in the browser, offline", takes_more=True
+    )
+    add_command("convert", _convert, "convert a checkpoint from another toolkit", takes_more=True)
+    add_command("export", _export, "export a model to another inference engine", takes_more=True)
 
-    push = add_verb("push", _push, "publish a model on the Hub, with its code")
+    push = add_command("push", _push, "publish a model on the Hub, with its code")
     push.add_argument("model", metavar="RUN", help="run folder, model folder or Hub name")
     push.add_argument("repo_id", metavar="USER/NAME", help="repository on the Hub")
     push.add_argument(
@@ -123,25 +129,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _demo(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _demo(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .train.demo import run_demo
 
     print_line(run_demo(arguments.output_dir))
 
 
-def _new(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _new(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .train.new import run
 
-    print_line(run(verb_arguments, "vanilla-transformer new"))
+    print_line(run(command_arguments, "vanilla-transformer new"))
 
 
-def _tokenize(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _tokenize(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .train.recipe import MEASURED_PREVIEW, parse_arguments
 
-    config, switches = parse_arguments(verb_arguments, "vanilla-transformer tokenize")
+    config, switches = parse_arguments(command_arguments, "vanilla-transformer tokenize")
     if switches.resume:
         raise ValueError("--resume must not be given to tokenize: there is nothing to resume.")
     if switches.dry_run == MEASURED_PREVIEW:
@@ -171,14 +177,14 @@ def _tokenize(arguments: argparse.Namespace, verb_arguments: list[str]):
     print_line(f"{len(tokenizer):,} tokens in {config.output_dir}/tokenizer")
 
 
-def _train(arguments: argparse.Namespace, verb_arguments: list[str]) -> int:
+def _train(arguments: argparse.Namespace, command_arguments: list[str]) -> int:
     with fast_imports():
         from .train.__main__ import run
 
-    return run(verb_arguments, "vanilla-transformer train")
+    return run(command_arguments, "vanilla-transformer train")
 
 
-def _average(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _average(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .train.averaging import average_run
 
@@ -194,91 +200,91 @@ def _average(arguments: argparse.Namespace, verb_arguments: list[str]):
     print_line(f"{average}, is in {Path(arguments.output_dir or arguments.run_folder)}")
 
 
-def _evaluate(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _evaluate(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .train.evaluate import run
 
-    table = run(verb_arguments, "vanilla-transformer evaluate")
+    table = run(command_arguments, "vanilla-transformer evaluate")
     if table is not None:
         print_line(table)
 
 
-def _translate(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _translate(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .train.translate import run
 
-    for line in run(verb_arguments, "vanilla-transformer translate"):
+    for line in run(command_arguments, "vanilla-transformer translate"):
         print_line(line, flush=True)
 
 
-def _paper(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _paper(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .paper.__main__ import run
 
-    run(verb_arguments, "vanilla-transformer paper")
+    run(command_arguments, "vanilla-transformer paper")
 
 
-def _score(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _score(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .train.score import run
 
-    for line in run(verb_arguments, "vanilla-transformer score"):
+    for line in run(command_arguments, "vanilla-transformer score"):
         print_line(line)
 
 
-def _align(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _align(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .train.align import run
 
-    for line in run(verb_arguments, "vanilla-transformer align"):
+    for line in run(command_arguments, "vanilla-transformer align"):
         print_line(line)
 
 
-def _synthesize(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _synthesize(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .train.synthesize import run
 
-    summary = run(arguments.verb, verb_arguments, f"vanilla-transformer {arguments.verb}")
+    summary = run(arguments.verb, command_arguments, f"vanilla-transformer {arguments.verb}")
     if summary is not None:
         print_line(summary)
 
 
-def _serve(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _serve(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .serving.command import run
 
-    run(verb_arguments, "vanilla-transformer serve")
+    run(command_arguments, "vanilla-transformer serve")
 
 
-def _space(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _space(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .space.app import run
 
-    run(verb_arguments, "vanilla-transformer space")
+    run(command_arguments, "vanilla-transformer space")
 
 
-def _explain(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _explain(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .explainer.command import run
 
-    run(verb_arguments, "vanilla-transformer explain")
+    run(command_arguments, "vanilla-transformer explain")
 
 
-def _convert(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _convert(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .conversion.command import run
 
-    print_line(run(verb_arguments, "vanilla-transformer convert"))
+    print_line(run(command_arguments, "vanilla-transformer convert"))
 
 
-def _export(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _export(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .export.command import run
 
-    print_line(run(verb_arguments, "vanilla-transformer export"))
+    print_line(run(command_arguments, "vanilla-transformer export"))
 
 
-def _push(arguments: argparse.Namespace, verb_arguments: list[str]):
+def _push(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .publishing import push_to_hub
 

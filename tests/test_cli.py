@@ -1,4 +1,4 @@
-"""Each verb works, and fails with one sentence."""
+"""Each command works, and fails with one sentence."""
 
 import io
 import os
