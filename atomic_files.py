@@ -45,7 +45,7 @@ def _naming(path: Path, numbers: Collection[int | None] = NOT_ALLOWED) -> Iterat
             raise
         space_text = f" ({free_space(path.parent)})" if error.errno in DISK_FULL else ""
         named_error = OSError(f"{path} cannot be written{space_text}: {error.strerror}.")
-        # callers tell a full disk by its number
+        # callers recognize a full disk by this number
         named_error.errno = error.errno
         raise named_error from error
 

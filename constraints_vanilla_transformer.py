@@ -102,7 +102,7 @@ def read_constraints(
     """
 
     def tokenize_nfc(texts: list[str]) -> list[list[int]]:
-        # a tokenizer without a normalizer would not know a text in NFD
+        # a tokenizer without a normalizer would turn a text in NFD into other or unknown tokens
         return tokenize([unicodedata.normalize("NFC", text) for text in texts])
 
     no_values: list[Any] = [()] * num_texts

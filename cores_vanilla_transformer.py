@@ -60,7 +60,7 @@ class SharedCores:
         """
         if self._is_disabled or time.perf_counter() - self._last_time < MEASURING_SECONDS:
             return
-        # another thread measures at the moment, which is enough
+        # another thread is measuring, and one measurement is enough
         if not self._lock.acquire(blocking=False):
             return
         try:

@@ -663,7 +663,7 @@ def output_of_encoder(outputs: Any) -> ModelOutput:
 class ChosenSearch(WholeSearchCriteria):
     """Choice of search and engine, in the form of a stopping criterion that never stops a search.
 
-    The library's `generate` hands stopping criteria on to the search. So `SearchMixin.generate` can
+    The library's `generate` passes stopping criteria to the search. So `SearchMixin.generate` can
     pass its choice to `_beam_search` and `_sample` as a criterion.
 
     Attributes:
@@ -882,7 +882,7 @@ def reason_for_modules(
     if mask is not None and (mask.dim() != 2 or not mask.bool().any(dim=1).all()):
         return "attention_mask is not [B, S] with a token in each row"
     for name, value in inputs.items():
-        # an `output_` option that is False asks for nothing
+        # an `output_` option that is False has no effect
         is_empty = value is None or (value is False and name.startswith("output_"))
         if name not in (*ENGINE_ARGUMENTS, *IGNORED_ARGUMENTS) and not is_empty:
             return f"{name} is given"

@@ -485,8 +485,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         resized = super()._resize_token_embeddings(
             new_num_tokens, pad_to_multiple_of, mean_resizing
         )
-        # transformers resizes the source embedding and the output projection, but does not know the
-        # target embedding of an untied model
+        # transformers resizes the source embedding and the output projection, but not the target
+        # embedding of an untied model
         decoder = self.get_decoder()
         if decoder.embed_tokens.num_embeddings != resized.num_embeddings:
             decoder.embed_tokens = self._get_resized_embeddings(

@@ -127,13 +127,13 @@ def _check_final_norms(module: nn.Transformer, norm_first: bool):
         has_norm = getattr(module, stack).norm is not None
         if has_norm and not norm_first:
             raise ValueError(
-                f"{stack}.norm must be None where norm_first is False, got one: the paper's stacks "
+                f"{stack}.norm must be None if norm_first is False, got one: the paper's stacks "
                 "end with the norm of their last layer, and torch adds one more unless it is "
                 "removed before training."
             )
         if norm_first and not has_norm:
             raise ValueError(
-                f"{stack}.norm must be given where norm_first is True, got None: pre-norm stacks "
+                f"{stack}.norm must be given if norm_first is True, got None: pre-norm stacks "
                 "of this package end with a norm."
             )
 

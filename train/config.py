@@ -1,6 +1,6 @@
 """Settings of a training run, with defaults from the paper. Sections 5 and 6.1."""
 
-# the linter cannot know that `setting` returns a dataclass field
+# the linter does not recognize that `setting` returns a dataclass field
 # ruff: noqa: RUF009
 
 import contextlib

@@ -132,7 +132,7 @@ def search_lines(
     Args:
         pipeline: Model and tokenizer.
         lines: Sentences without line feeds.
-        glossary: Target term by source term, from `read_glossary`; where a line has the source
+        glossary: Target term by source term, from `read_glossary`; if a line has the source
             term, its translation must contain the target term.
         search: Settings of the pipeline's call that differ from the model's.
 

@@ -259,12 +259,12 @@ def test_converted_embeddings_are_tied_if_the_peers_were():
         (
             lambda: torch.nn.Transformer(12, 3, 1, 1, 20),
             lambda module: from_torch(module, torch.zeros(9, 12)),
-            "encoder.norm must be None where norm_first is False",
+            "encoder.norm must be None if norm_first is False",
         ),
         (
             lambda: without_norms(norm_first=True),
             lambda module: from_torch(module, torch.zeros(9, 12)),
-            "encoder.norm must be given where norm_first is True",
+            "encoder.norm must be given if norm_first is True",
         ),
         (
             lambda: without_norms(activation=torch.tanh),

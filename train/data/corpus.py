@@ -31,7 +31,8 @@ from .tables import Columns, column_names, join_text_columns, read_table
 from .text_files import COMPRESSIONS, count_lines, decode_line, lines_of, opened, read_lines
 from .translation_memories import read_memory
 
-# names of each split in files and in datasets; `datasets` also knows the other names of validation
+# names of each split in files and in datasets. `datasets` also accepts the other names of the
+# validation split
 SPLIT_NAMES = {
     "train": ("train",),
     "validation": ("validation", "valid", "val", "dev"),
@@ -53,7 +54,7 @@ RECORD_FILE = re.compile(rf"\.({'|'.join(RECORD_SUFFIXES)})(\.(gz|xz|bz2|zst))?$
 # suffixes of tables and translation memories, which this package reads itself
 PAIR_SUFFIXES = ("tsv", "csv", "tmx")
 PAIR_FILE = re.compile(rf"\.({'|'.join(PAIR_SUFFIXES)})(\.(gz|xz|bz2|zst))?$", re.IGNORECASE)
-# errors of `datasets` for a folder without files that it knows
+# errors of `datasets` for a folder without files of a known format
 NO_DATA_FILES = (
     datasets.exceptions.DataFilesNotFoundError,
     datasets.data_files.EmptyDatasetError,

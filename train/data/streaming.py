@@ -137,8 +137,8 @@ class StreamedSteps(torch.utils.data.Dataset):
             None to drop no such pair.
 
     Raises:
-        ValueError: If a corpus has no pair, the first block has no usable pair or too long a
-            sentence, or the text at the position has changed.
+        ValueError: If a corpus has no pair, the first block has no usable pair or has a sentence
+            that is too long, or the text at the position has changed.
     """
 
     _block: Block | None

@@ -312,7 +312,7 @@ def use_cpu_kernels(model: PreTrainedModel, is_half: bool) -> None:
 def emulates_bf16() -> bool:
     """Return whether this is an x86 CPU without instructions for bf16, where torch emulates it.
 
-    `has_bf16_instructions` knows the instructions of x86 CPUs only.
+    `has_bf16_instructions` checks only for the instructions of x86 CPUs.
     """
     return platform.machine() in X86_MACHINES and not has_bf16_instructions()
 

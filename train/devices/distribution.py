@@ -131,7 +131,7 @@ def disable_cudnn_attention():
 def is_launched_on_cpu() -> bool:
     """Return whether a launcher started several processes on a machine without GPUs.
 
-    The launcher does not tell accelerate to use the CPUs. Without the argument `cpu`, accelerate
+    The launcher does not set accelerate's option for CPUs. Without the argument `cpu`, accelerate
     would run each process alone, outside of a process group.
     """
     return _num_launched_processes() > 1 and not torch.accelerator.is_available()

@@ -50,7 +50,8 @@ def _file_name(parts: list[str]) -> str:
     name = re.sub(r"[^\w.-]+", "-", "-".join(parts)).strip("-.")
     if len(name.encode()) <= LONGEST_NAME:
         return name
-    # the end of a path tells more than its beginning, and the settings follow the path
+    # the end is kept, because the end of a path is more specific than its beginning, and the
+    # settings follow the path
     name_hash = hashlib.sha256(name.encode()).hexdigest()[:8]
     end = name.encode()[len(name_hash) + 1 - LONGEST_NAME :].decode(errors="ignore")
     return f"{name_hash}-{end.lstrip('-.')}"

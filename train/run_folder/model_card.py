@@ -322,7 +322,7 @@ def _format_examples(
 def _format_facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     """Return a table with the main facts from recipe, metrics and environment."""
     model_config = PreTrainedConfig.from_dict(read_config(folder))
-    # `PreTrainedConfig` knows no aliases: the width has the name that the model's class saves
+    # `PreTrainedConfig` has no aliases, so the width has the name that the model's class saves
     width = getattr(model_config, "hidden_size", None) or model_config.d_model
     metrics = read_metrics(folder)
     # the last line with a loss: a line has no loss if all its steps were skipped
