@@ -303,7 +303,9 @@ def choose_heads(
         pair_weights.append(head_attention[:, rows][:, :, columns].transpose(0, 1))  # [T, heads, S]
         reference_columns.append(_most_needed_columns(model, inputs, target, columns)[rows])
     if not pair_weights:
-        raise ValueError("a pair must have two source tokens and a target token, got none.")
+        raise ValueError(
+            "at least one pair must have two source tokens and a target token, got none."
+        )
     expected_columns = torch.cat(reference_columns)
     best_columns = [weights.argmax(dim=2) for weights in pair_weights]
     head_order = _agreement(best_columns, expected_columns).argsort(descending=True)

@@ -20,8 +20,8 @@ TESTED_ROWS = (1, 4, 7, 60, 300)
 # oneDNN builds a kernel for each number of rows, so numbers above this one are rounded up to one of
 # its multiples
 ROW_MULTIPLE = 8
-# weights with more elements, and weights with this many inputs and outputs, are not packed: the
-# packed copy would take much memory and would hardly be faster
+# weights with more elements, and weights with at least this many inputs and at least this many
+# outputs, are not packed: the packed copy would take much memory and would hardly be faster
 MAX_PACKED_ELEMENTS, MAX_PACKED_WIDTH = 2**25, 2**10
 # up to this number of rows, a product with unpacked weights, divided into this number of parts, is
 # faster than oneDNN on a CPU with AVX2 and without AVX-512
@@ -51,9 +51,9 @@ class PackedLinear:
     """x W^T + b of one or several linear layers with the same input.
 
     On a CPU the product is in float32. Small weights are packed, as are weights of another dtype,
-    and large weights are read from the layers. On a CPU with AVX2, products of few rows read all
-    float32 weights of single layers from the layers. On a GPU the product is in the dtype of the
-    weights.
+    and large weights are read from the layers. With oneDNN on a CPU with AVX2 and without AVX-512,
+    products of few rows read all float32 weights of single layers from the layers. On a GPU the
+    product is in the dtype of the weights.
 
     Args:
         layers: Layers with the same input; their outputs are concatenated.
@@ -488,7 +488,7 @@ def _is_available_and_correct(library: str) -> bool:
 
 
 def top_k_log_probs(logits: Tensor, count: int, suppressed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the most probable tokens of each row; the logits are overwritten.
+    """Return the most probable tokens of each row; the logits may be overwritten.
 
     Args:
         logits: Scores of all tokens in float32, [rows, V].
@@ -574,7 +574,7 @@ def exp_(exponents: Tensor) -> Tensor:
 
 
 def log_sum_exp_(logits: Tensor, highest: Tensor) -> Tensor:
-    """Return the logarithm of the sum of exponentials of each row; the logits are overwritten.
+    """Return the logarithm of the sum of exponentials of each row; the logits may be overwritten.
 
     Args:
         logits: Scores, [rows, V].
@@ -631,8 +631,8 @@ def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], 
     stream.wait_stream(current_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        # a warm-up, which also computes the result: libraries initialize themselves in the first
-        # call, and an initialization cannot be captured
+        # this call is a warm-up, because libraries initialize themselves in their first call, and
+        # an initialization cannot be captured. The warm-up also computes the result
         compute()
         # thread_local, because other threads may use the GPU meanwhile
         graph.capture_begin(pool=pool_graph.pool(), capture_error_mode="thread_local")

@@ -709,7 +709,7 @@ class TranslationPipeline(Pipeline):
             for name, value in DEFAULT_SEARCH.items()
             if getattr(model_settings, name, None) is None
         }
-        # transformers' default would cut a translation after 20 tokens
+        # transformers' default would truncate a translation after 20 tokens
         model_has_maximum = model_settings.max_length not in (None, LIBRARY_MAX_LENGTH)
         if "max_length" in search_settings or model_has_maximum:
             missing.pop("max_new_tokens", None)

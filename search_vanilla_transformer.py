@@ -353,8 +353,8 @@ class PaperBeamSearch:
     too few complete hypotheses, open hypotheses are returned without an end token. Finished
     sentences leave the batch.
 
-    Where the decoder captures its steps, the selection of a step is captured too, if it needs
-    nothing but the logits.
+    If the decoder captures its steps, the selection of a step is captured too, unless it needs more
+    than the logits.
 
     Args:
         decoding: Decoder, before its first step.
@@ -667,7 +667,7 @@ class PaperBeamSearch:
         self.results.scores[self.sentence_indices] = self.complete.scores
 
     def _refuse_missing_results(self):
-        """Refuse to return a hypothesis with a token that a processor has forbidden."""
+        """Refuse results with fewer allowed hypotheses of a sentence than are to be returned."""
         is_allowed = self.results.scores[:, : self.num_returned] != -torch.inf
         counts = is_allowed.sum(dim=1).tolist()
         if min(counts) < self.num_returned:
@@ -699,7 +699,7 @@ class PaperBeamSearch:
 
 
 class MissingTranslationError(ValueError):
-    """The settings of a search allow too few translations of a sentence.
+    """Exception for a search whose settings allow too few translations of a sentence.
 
     Args:
         rule: The broken rule, without the sentence.
@@ -860,7 +860,7 @@ class TokenRules:
         return cls(count, forbidden, forced_lengths, renormalizes, highest_bad_word)
 
     def top_k_log_probs(self, logits: Tensor, suppressed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the most probable allowed tokens of each row; the logits are overwritten.
+        """Return the most probable allowed tokens of each row; the logits may be overwritten.
 
         Args:
             logits: Scores of all tokens in float32, [..., V].
@@ -924,7 +924,7 @@ class TokenRules:
 def separate_ends(
     stopping_criteria: StoppingCriteriaList, input_ids: Tensor
 ) -> tuple[Tensor, StoppingCriteriaList]:
-    """Separate end tokens from the criteria that only a call of them can decide.
+    """Separate the end tokens from the criteria that must be called.
 
     Args:
         stopping_criteria: Criteria, as `generate` has prepared them.

@@ -204,7 +204,7 @@ class ForbiddenTerms(LogitsProcessor):
             if len(text_end) >= self.longest_length:
                 return text_end
             text_end = self.vocabulary.join([token]) + text_end
-        # with a space before the first word too, so that a term with a leading space matches there
+        # a space precedes the first word too, so that a term with a leading space matches there
         return b" " + text_end
 
 
@@ -217,7 +217,7 @@ class ByteVocabulary:
 
     def __init__(self, parts: Sequence[bytes]):
         self.parts = parts
-        # cached, because every step of a search asks for the same terms
+        # the results are cached, because every step of a search looks up the same terms
         self._containing = lru_cache(MOST_TERMS)(self._find_containing)
         self._beginning = lru_cache(MOST_TERMS)(self._find_beginning)
 

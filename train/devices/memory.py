@@ -132,7 +132,7 @@ def bytes_per_token(
             weights; if not, the loss keeps all logits.
 
     Returns:
-        Size in bytes, an estimate that is more often too large than too small.
+        Size in bytes, a conservative estimate: it may be too large.
     """
     # in half-precision training, matrix products use half precision, but sums and norms use fp32.
     # The output of a norm is kept in both precisions
