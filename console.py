@@ -326,7 +326,7 @@ def refuse_unknown(parser: argparse.ArgumentParser, arguments: list[str]):
     """
     if not arguments:
         return
-    # imported here, because this imports transformers, which `--help` does not need
+    # this module is imported here, because it imports transformers, which `--help` does not need
     from .configuration_vanilla_transformer import closest_name
 
     parsers = [parser]

@@ -122,7 +122,7 @@ def read_constraints(
 
     @cache
     def spelled(terms: Sequence[str]) -> dict[str, set[str]]:
-        # cached, because all texts may have the same long list
+        # the result is cached, because all texts may have the same long list of terms
         return {term: spellings[term] for term in terms}
 
     constraints = [

@@ -212,7 +212,7 @@ def _norm_on_device(norm: nn.LayerNorm | nn.Identity) -> Callable[[Tensor], Tens
         return norm
 
     def norm_in_float32(x: Tensor) -> Tensor:
-        # converted in each call, because the model may change its weights
+        # the weights are converted in each call, because the model may change them
         bias = None if norm.bias is None else norm.bias.float()
         return nn.functional.layer_norm(
             x, norm.normalized_shape, norm.weight.float(), bias, norm.eps
@@ -1189,7 +1189,7 @@ def _state_of(modules: list[tuple[str, Any, Any]], linear_class: Any) -> _ModelS
             summed_rows, is_uncertain.split([len(rows) for rows in summed_rows]), strict=True
         ):
             checksums.append(weight_rows[is_row_uncertain].flatten())
-    # compared as bits, because NaN is not equal to itself
+    # checksums are compared as bits, because NaN is not equal to itself
     bits = torch.cat(checksums).view(torch.int32)
     return _ModelState(linear_class, objects, weight_states, bits)
 

@@ -501,7 +501,7 @@ class SearchMixin(_Base):
         return None
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
-        # read by the criterion of `stop_strings`, but not by the model
+        # the criterion of `stop_strings` reads the tokenizer, but the model does not accept it
         kwargs.pop("tokenizer", None)
         choice, other_criteria = separate_choice(stopping_criteria, generation_config)
         config = generation_config
@@ -527,7 +527,7 @@ class SearchMixin(_Base):
     def _beam_search(
         self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
     ):
-        # read by the criterion of `stop_strings`, but not by the model
+        # the criterion of `stop_strings` reads the tokenizer, but the model does not accept it
         kwargs.pop("tokenizer", None)
         config = generation_config
         choice, other_criteria = separate_choice(stopping_criteria, config)

@@ -295,7 +295,7 @@ def _model_class_of(
         if not trust_remote_code:
             refuse_code(Path(run, CONFIG_NAME), _describe_code(class_address, difference))
         model_class = get_class_from_dynamic_module(class_address, str(run))
-        # so that `save_pretrained` copies the file of the class too
+        # the class is registered, so that `save_pretrained` copies its file too
         model_class.register_for_auto_class(AUTO_CLASS)
         return model_class
     if model_type is None and not auto_map:
@@ -325,7 +325,7 @@ def _model_class_of(
     # a run may have trained a class of transformers
     recipe = Path(run, "recipe.yaml")
     library_class: Any = getattr(transformers, class_name, None)
-    # no Auto class here: it would run the code that the folder names
+    # no Auto class is used here, because it would run the code that the folder names
     is_model = inspect.isclass(library_class) and issubclass(library_class, PreTrainedModel)
     if is_model and recipe.is_file() and f"transformers:{class_name}" in read_text(recipe):
         return library_class
@@ -405,8 +405,9 @@ def read_tokenizer(
             f"tokenizer {str(source)!r} needs {package_names[0]}, which is not installed: pip "
             f"install {package_names[0]}."
         ) from error
-    # any error, because those of the libraries are unspecific: if one of several files is missing,
-    # transformers opens a file named None. A panic of the Rust code in tokenizers is no Exception
+    # every error is caught, because the errors of the libraries are unspecific: if one of several
+    # files is missing, transformers opens a file named None. A panic of the Rust code in tokenizers
+    # is a BaseException, not an Exception
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise

@@ -82,7 +82,7 @@ _register_translation_task()
 
 
 def _conversion_of(model: PreTrainedModel) -> Any:
-    # imported here, because this imports the model classes of transformers that can be converted
+    # this module is imported here, because it imports the model classes that can be converted
     from .conversion.shared_weights import SharedConversion
 
     return SharedConversion(model)

@@ -155,7 +155,7 @@ def evaluate(
     seconds = time.monotonic() - started
     if not state.is_main_process:
         return None
-    # saved before scoring, so that they are kept if scoring fails
+    # the translations are saved before scoring, so that they are kept if scoring fails
     is_unchanged = save_translations(task.folder, result_name, sources, references, translations)
     scores = _compute_scores(task, sources, references, translations, comet)
     defaults = {field: getattr(model.generation_config, field, None) for field in SEARCH_FLAGS}
@@ -248,7 +248,7 @@ def _count_leaks_in_training(
     except (ValueError, OSError) as error:
         logger.warning("The training text cannot be read: %s", error)
         return "the training text cannot be read"
-    # counted from 1, as the lines of the saved sources
+    # sentences are counted from 1, like the lines of the saved sources
     return {**count_leaks(hits), "sentences": (np.unique(hits[:, SENTENCE]) + 1).tolist()}
 
 

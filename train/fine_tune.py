@@ -372,7 +372,8 @@ def _save(
     folder = trainer.args.output_dir
     trainer.save_model(str(Path(folder, ADAPTER_FOLDER)) if options.lora_rank else None)
     if options.lora_rank:
-        # merged now, because a later evaluation in half precision rounds the weights in place
+        # adapters are merged now, because a later evaluation in half precision rounds the weights
+        # in place
         merged_model = trainer.model.merge_and_unload()
         if trainer.is_world_process_zero():
             merged_model.save_pretrained(folder)

@@ -125,7 +125,7 @@ def _train_and_average(run: Run, requests: StopRequests) -> int | None:
     stop = _run_steps(run, requests)
     if stop is not None:
         step, number = stop
-        # logged here and not in `_run_steps`, in which the progress bar is still open
+        # the signal is logged here and not in `_run_steps`, in which the progress bar is still open
         if run.accelerator.is_main_process:
             _report_signal(number, f"step {step} is saved")
         end_run(run)
@@ -446,7 +446,7 @@ def _log_step(run: Run, step: int, result: StepResult):
         epoch=round(step / run.step_dataset.steps_per_epoch, 4)  # type: ignore[union-attr]
         if run.state.stream_position is None
         else run.state.stream_position[STREAM_POSITIONS][0]["pass"],
-        # computed, because the scheduler already has the learning rate of the next step
+        # the scheduler already has the learning rate of the next step, so this one is computed
         learning_rate=run.learning_rate(step),
         grad_norm=float(result.grad_norm),
         skipped=run.state.num_skipped,

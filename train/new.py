@@ -316,7 +316,7 @@ def has_fast_bf16() -> bool:
 
 def _measure_steps_in(minutes: float, config: TrainConfig) -> tuple[int, float]:
     """Measure how many steps a run makes in these minutes; return also the seconds of a step."""
-    # imported here, because the module imports the libraries of training
+    # this module is imported here, because it imports the libraries of training
     from .measuring import measure_costs
 
     config = dataclasses.replace(config, max_minutes=minutes)

@@ -71,7 +71,8 @@ def refuse_other_run(config: TrainConfig, old_config: TrainConfig) -> None:
     # `old_config` is never loaded, because that would run code that only the run folder names
     if Path(config.model_class or "").name == Path(old_config.model_class or "").name:
         old_config = dataclasses.replace(old_config, model_class=config.model_class)
-        # resolved, because a field that is set to its default value does not change the model
+        # whole configurations are compared, because a field that is set to its default value does
+        # not change the model
         model_configs = [
             each.model_config(old_config.vocab_size).to_dict() for each in (config, old_config)
         ]

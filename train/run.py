@@ -491,8 +491,9 @@ def _record_start(
         user_config = dataclasses.replace(
             user_config, **{name: getattr(old_config, name) for name in STEP_SETTINGS}
         )
-    # written after the environment: without settings in the checkpoint, if the process is killed in
-    # between, the next start still finds the old recipe, and records the changes
+    # the recipe is written after the environment. A checkpoint of an earlier version has no
+    # settings: if the process is killed in between, the next start still finds the old recipe, and
+    # records the changes
     save_config(user_config, run.folder / RECIPE_FILE)
     copy_model_file(user_config, run.folder)
     if checkpoint is not None and run.was_finished_at_start:

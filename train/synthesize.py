@@ -133,7 +133,7 @@ def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | 
                 until_end.enter_context(locked_folder(task.folder))
 
         in_all_processes(lock)
-        # read before the model is loaded, so that a wrong file is reported early
+        # the text is read before the model is loaded, so that a wrong file is reported early
         num_lines, text_sha256 = main_process_first(lambda: _measure_text(task))
         settings = {
             "device": state.device,
@@ -301,7 +301,7 @@ def _translate_block(
     ]
     texts = [line for line, reason in zip(block, reasons, strict=True) if reason is None]
     if task.seed is not None:
-        # seeded for each block, so that samples do not depend on the number of processes
+        # each block has its own seed, so that samples do not depend on the number of processes
         seeds = np.random.SeedSequence([task.seed, number])
         torch.manual_seed(int(seeds.generate_state(1)[0]))
     results = (

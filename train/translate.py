@@ -484,7 +484,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
             raise ValueError(f"{stream_name} must be open, got a closed one.")
     if shows_scores:
         search["return_scores"] = True
-    # opened first, so that an unreadable file is reported before the model is loaded
+    # the file is opened first, so that an unreadable file is reported before the model is loaded
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
         _refuse_output_to_input(path)
         subtitles = read_subtitles(file, file_name) if is_subtitles else []
@@ -623,7 +623,7 @@ def read_glossary(path: Path) -> dict[str, str]:
         ValueError: If the file cannot be read, its first line has names of columns, a line does
             not have two terms, or a source term has two target terms; names the line.
     """
-    # imported here, because it imports pyarrow, which only few commands need
+    # this module is imported here, because it imports pyarrow, which only few commands need
     from .data.tables import is_header
 
     glossary: dict[str, str] = {}
