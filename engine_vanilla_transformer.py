@@ -554,7 +554,7 @@ class CapturedDecoding(EngineDecoding):
     select = Decoding.select
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Do some work once, and capture it as a CUDA graph.
+        """Compute once, and capture the work as a CUDA graph.
 
         Args:
             compute: Function that reads and writes the same existing tensors in each call, and
@@ -657,7 +657,7 @@ class _Stack:
         return embedded.to(self.dtype).mul_(self.embedding_scale)  # [rows, d_model]
 
     def positions(self, length: int) -> Tensor | None:
-        """Return the encodings of the first positions, [length, d_model]."""
+        """Return the encodings of the first positions, [length, d_model], or None without any."""
         config = self.position_module.config
         if config.position_encoding == "none":
             return None

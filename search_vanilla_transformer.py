@@ -114,7 +114,7 @@ class Decoding:
         raise NotImplementedError
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Do some work once, and capture it.
+        """Compute once, and capture the work.
 
         Args:
             compute: Function that reads and writes the same existing tensors in each call, and

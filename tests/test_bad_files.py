@@ -163,8 +163,8 @@ NOT_JSON = (b"", b"\xff\xfe{\0", b"[" * 99_999, b"{", b'{"a": 1, "a": 2}', b"[]"
 )
 def test_a_file_without_a_mapping_is_refused(run, file, content, capsys):
     (run / file).write_bytes(content)
-    verb = ["evaluate"] if file == "scores.json" else ["translate"]
-    assert main([*verb, str(run)]) == 1
+    command = ["evaluate"] if file == "scores.json" else ["translate"]
+    assert main([*command, str(run)]) == 1
     said = capsys.readouterr().err
     (sentence,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert str(run) in sentence

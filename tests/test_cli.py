@@ -39,14 +39,14 @@ def test_tokenize_replaces_no_recipe_of_the_user(capsys, tmp_path):
     assert recipe.read_text(encoding="utf-8").startswith("# what I think")
 
 
-@pytest.mark.parametrize("verb", [["tokenize"], ["train"], ["train", "--dry_run"]])
-def test_what_cannot_be_trained_is_refused_before_any_text_is_read(verb, capsys, tmp_path):
+@pytest.mark.parametrize("command", [["tokenize"], ["train"], ["train", "--dry_run"]])
+def test_what_cannot_be_trained_is_refused_before_any_text_is_read(command, capsys, tmp_path):
     folder = tmp_path / "run"
     for given, message in (
         (["--vocab_size", "120"], "vocab_size must be at least 260"),
         (["--paper_row", "Z9"], "got 'Z9'"),
     ):
-        words = [verb[0], "demo", *SMALL, *verb[1:], *given, "--dataset", "nowhere/at-all"]
+        words = [command[0], "demo", *SMALL, *command[1:], *given, "--dataset", "nowhere/at-all"]
         assert main([*words, "--output_dir", str(folder)]) == 1
         assert message in capsys.readouterr().err
         assert not folder.exists()
@@ -261,8 +261,8 @@ def test_an_unknown_command_shows_the_usage(capsys):
 def test_an_unknown_flag_names_the_closest_one(arguments, message, capsys):
     words = arguments.split()
     assert main(words) == 1
-    verb = " ".join(words[: 2 if words[0] == "paper" else 1])
-    error = f"error: {message} `vanilla-transformer {verb} --help` shows the usage.\n"
+    command = " ".join(words[: 2 if words[0] == "paper" else 1])
+    error = f"error: {message} `vanilla-transformer {command} --help` shows the usage.\n"
     assert capsys.readouterr().err == error
 
 

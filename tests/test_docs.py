@@ -175,9 +175,9 @@ def test_every_question_has_a_number_or_a_picture_and_a_link():
 
 
 def test_the_table_of_commands_has_every_command():
-    (verbs,) = (action.choices for action in _parser()._actions if action.choices)
+    (all_commands,) = (action.choices for action in _parser()._actions if action.choices)
     shown = re.findall(r"^\| `([\w-]+)`", PAGES["reference/cli.md"], re.MULTILINE)
-    assert shown == list(verbs)
+    assert shown == list(all_commands)
 
 
 def test_every_name_of_the_reference_can_be_imported():

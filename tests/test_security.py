@@ -28,6 +28,6 @@ def test_each_guarantee_names_tests_that_exist(row):
 def test_every_command_is_in_the_table():
     from vanilla_transformer.cli import _parser
 
-    (verbs,) = (action.choices for action in _parser()._actions if action.choices)
+    (commands,) = (action.choices for action in _parser()._actions if action.choices)
     table = PAGE.split("## What each command does")[1].split("## Guarantees")[0]
-    assert set(verbs) <= set(re.findall(r"`([\w-]+)`", table))
+    assert set(commands) <= set(re.findall(r"`([\w-]+)`", table))

@@ -1,4 +1,4 @@
-"""Folders of strangers: no verb runs code that they name, or allocates sizes that they declare."""
+"""Folders of others: no command runs code that they name, or allocates sizes that they declare."""
 
 import builtins
 import io
@@ -36,7 +36,7 @@ TRUST = "--trust_remote_code"
 PEERS = Path(__file__).parent / "peers"
 
 
-# verbs that take seconds, and the stranger's file that they read
+# commands that take seconds, and the stranger's file that they read
 SLOW = {
     "train": ("model_class", "auto_class", "dataset"),
     "tokenizer": ("tokenizer", "tokenizer_list"),
@@ -234,8 +234,8 @@ def plant_dataset(run: Path, canary: Canary):
 PLANTS = [it for name, it in list(globals().items()) if name.startswith("plant_")]
 
 
-def verbs(run: Path, corpus: Path, new: Path) -> dict:
-    """Return a call of each verb that reads a folder or a recipe of a stranger."""
+def commands(run: Path, corpus: Path, new: Path) -> dict:
+    """Return a call of each command that reads a folder or a recipe of a stranger."""
     lines = new / "lines.txt"
     lines.write_text("ant bee\n", encoding="utf-8")
     recipe, out = str(run / "recipe.yaml"), ["--output_dir"]
@@ -315,7 +315,7 @@ def test_no_command_runs_code_that_a_folder_names(
     plant, run, corpus, tmp_path, monkeypatch, capsys
 ):
     canary, kind = Canary(tmp_path), plant.__name__.removeprefix("plant_")
-    for name in verbs(run, corpus, tmp_path):
+    for name in commands(run, corpus, tmp_path):
         if kind not in SLOW.get(name, [kind]):
             continue
         new = tmp_path / name.replace(" ", "-")
@@ -325,7 +325,7 @@ def test_no_command_runs_code_that_a_folder_names(
         plant(stranger, canary)
         note_sizes(stranger)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(STDIN.encode())))
-        code = verbs(stranger, corpus, new)[name]()
+        code = commands(stranger, corpus, new)[name]()
         said = capsys.readouterr().err
         assert not canary.marker.exists(), name
         assert code in (0, 1), name
@@ -383,7 +383,7 @@ def test_a_model_larger_than_its_files_is_not_built(sizes, run, tmp_path, capsys
         if folder.name != "marian":
             edit(folder / "config.json", **sizes)
     note_sizes(stranger)
-    calls = verbs(stranger, tmp_path, tmp_path)
+    calls = commands(stranger, tmp_path, tmp_path)
     began = time.perf_counter()
     for name in ("translate", "average ema", "export marian", "push", "space"):
         assert calls[name]() == 1
@@ -525,7 +525,7 @@ def test_a_run_is_not_resumed_with_another_optimizer(run, corpus, tmp_path, caps
         moment(lambda it: torch.zeros(1).expand(10**6, 10**5))(saved)
         torch.save(saved, folder / "optimizer.pt")
     note_sizes(stranger)
-    assert verbs(stranger, corpus, tmp_path)["resume own recipe"]() == 1
+    assert commands(stranger, corpus, tmp_path)["resume own recipe"]() == 1
     said = capsys.readouterr().err
     assert "optimizer.pt must hold all 100,000,000,000 numbers of exp_avg of model." in said
 

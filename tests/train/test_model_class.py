@@ -658,15 +658,15 @@ def test_a_class_of_the_library_that_cannot_be_trained_is_refused(
         describe(config, "demo")
 
 
-@pytest.mark.parametrize("verb", ["train", "tokenize"])
-def test_a_recipe_of_others_runs_no_code(verb, corpus, tmp_path, monkeypatch, capsys, forgotten):
+@pytest.mark.parametrize("command", ["train", "tokenize"])
+def test_a_recipe_of_others_runs_no_code(command, corpus, tmp_path, monkeypatch, capsys, forgotten):
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "gated_evil.py").write_text("open('ran', 'w')\n" + GATED, encoding="utf-8")
     toy = train_toys.toy_settings(corpus, "foreign", model_class="gated_evil.py:Gated")
     train_toys.write_recipe(foreign / "recipe.yaml", toy)
     monkeypatch.chdir(tmp_path)
-    words = [verb, "foreign/recipe.yaml"]
+    words = [command, "foreign/recipe.yaml"]
     ours = ["--model_class", "gated_evil.py:Gated"]
     for more in ([], ["--dry_run"], ["--resume"], [*ours, "--dry_run"], [*ours, "--resume"]):
         assert main([*words, *more]) == 1
