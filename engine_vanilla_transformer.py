@@ -657,7 +657,7 @@ class _Stack:
         return embedded.to(self.dtype).mul_(self.embedding_scale)  # [rows, d_model]
 
     def positions(self, length: int) -> Tensor | None:
-        """Return the encodings of the first positions, [length, d_model], or None without any."""
+        """Return the encodings of the first positions, [length, d_model], or None."""
         config = self.position_module.config
         if config.position_encoding == "none":
             return None

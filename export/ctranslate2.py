@@ -53,7 +53,7 @@ LOST_SETTINGS = {
     "exponential_decay_length_penalty": None,
     "sequence_bias": None,
 }
-# values of these settings that have no effect, so nothing is lost
+# values of these settings that have no effect, so that no warning is needed
 VALUES_WITHOUT_EFFECT = {
     "min_length": 0,
     "min_new_tokens": 0,

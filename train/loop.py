@@ -234,7 +234,7 @@ def _begin_cooldown(run: Run, step: int, cooldown_steps: int):
     if step < run.config.warmup_steps:
         logger.warning(
             "The warm-up of %d steps is longer than max_minutes allows: the learning rate does not "
-            "reach its highest value. `vanilla-transformer new` with --max_minutes writes a recipe "
+            "reach its peak. `vanilla-transformer new` with --max_minutes writes a recipe "
             "for this time.",
             run.config.warmup_steps,
         )

@@ -190,7 +190,7 @@ class Progress:
             scores: Validation scores by name, `loss` among them.
         """
         self.write(step=step, **{f"validation_{name}": score for name, score in scores.items()})
-        # the bar has room for one score: BLEU if it was computed, or else the loss
+        # the bar shows only one score: BLEU if it was computed, otherwise the loss
         has_bleu = "bleu" in scores
         self.validation_text = (
             f" BLEU {scores['bleu']:.1f}" if has_bleu else f" val {scores[LOSS]:.3f}"

@@ -291,8 +291,8 @@ def _complete_special_tokens(
         added_tokens["eos_token"] = tokenizer.sep_token or "</s>"
     if not added_tokens and tokenizer("").input_ids == [tokenizer.eos_token_id]:
         return tokenizer
-    # the generic class, because a class of the library may replace the post-processor, and so add
-    # other special tokens, when the tokenizer is loaded again
+    # the generic class is used, because a class of the library may replace the post-processor, and
+    # so add other special tokens, when the tokenizer is loaded again
     fast_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer,
         clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
