@@ -55,7 +55,7 @@ _FIELDS_SET_ELSEWHERE = {
     **dict.fromkeys(TOKEN_ID_FIELDS, "it is the tokenizer's"),
 }
 
-# sacreBLEU tokenizers of languages that do not separate words by spaces
+# sacreBLEU tokenizers of Korean and of the languages that do not separate words by spaces
 UNSPACED_LANGUAGES = {
     **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
     **dict.fromkeys(("ja", "jpn"), "ja-mecab"),

@@ -7,7 +7,8 @@ A training sentence contains an evaluation sentence of the same language
 * nearly, if it contains at least 70% of the distinct 5-grams of the evaluation sentence, which must
   have at least four distinct 5-grams.
 
-The units of an n-gram are words, or characters in languages that do not separate words by spaces.
+The units of an n-gram are words, or characters in Korean and in languages without spaces between
+words.
 The 70% are those of PaLM (Chowdhery et al. 2022, section 8), which counts how many 8-grams of an
 evaluation example occur anywhere in the training text. Two things differ here, because sentences
 are shorter than PaLM's examples: the n-grams are shorter, and a single training sentence must
