@@ -875,7 +875,7 @@ def _named_parameters(modules: list[tuple[str, Any, Any]]) -> Iterator[tuple[str
 
 
 class _ModelState(NamedTuple):
-    """All that an engine depends on."""
+    """State of a model on which its engine depends."""
 
     linear_class: type
     objects: list[Any]

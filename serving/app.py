@@ -381,7 +381,7 @@ def _unrepeated(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 async def _answer_refusal(request: Request, error: Any) -> JSONResponse:
-    """Answer a refused request with a sentence."""
+    """Respond to a refused request with one sentence."""
     sentence = error.detail
     # for an unknown path or method, Starlette gives only the phrase of the status
     if sentence == HTTPStatus(error.status_code).phrase:
@@ -393,7 +393,7 @@ async def _answer_refusal(request: Request, error: Any) -> JSONResponse:
 
 
 def _answer_failure(error: Exception) -> JSONResponse:
-    """Answer after an unexpected error; log its type and traceback, but not its message."""
+    """Respond after an unexpected error; log its type and traceback, but not its message."""
     # the message may quote the text of a client
     trace = "".join(traceback.format_tb(error.__traceback__))
     logger.error("a request failed with %s:\n%s", type(error).__name__, trace.rstrip())

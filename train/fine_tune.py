@@ -98,9 +98,9 @@ class FineTuneArguments:
 
 
 class KeepGenerationConfig(TrainerCallback):
-    """Callback that restores the model's generation config after each batch of an evaluation.
+    """Callback that restores the generation configuration after each batch of an evaluation.
 
-    `Seq2SeqTrainer` writes the library's defaults into this config, a maximum output length of 20
+    `Seq2SeqTrainer` writes the library's defaults into this configuration, a maximum length of 20
     tokens among them. The search of this package ignores that default, but other programs that read
     the saved file would truncate translations.
 
@@ -113,7 +113,7 @@ class KeepGenerationConfig(TrainerCallback):
         self.generation_config = copy.deepcopy(model.generation_config)
 
     def on_prediction_step(self, *args, **kwargs):
-        """Restore the generation config."""
+        """Restore the generation configuration."""
         self.model.generation_config = copy.deepcopy(self.generation_config)
 
 

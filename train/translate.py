@@ -103,7 +103,7 @@ MAX_LINE_TOKENS = 4096
 def translate_lines(
     pipeline: TranslationPipeline, lines: Iterable[str], **search: Any
 ) -> Iterator[str]:
-    """Translate lines, with the search of the model's generation config.
+    """Translate lines, with the search of the model's generation configuration.
 
     Args:
         pipeline: Model and tokenizer.
