@@ -244,9 +244,10 @@ def reason_against_cached_steps(
 ) -> str | None:
     """Return why a model must read the whole target in each step, or None if it can use a cache.
 
-    The released code can. Changed code is called for a few tokens: with a cache for each token
-    alone, and without one for the whole target so far. Between two steps, the beams are swapped.
-    The result is kept until code, settings or weights of the model change.
+    The released code can use a cache. Changed code is called for a few tokens: with a cache for
+    each token alone, and without a cache for the whole target so far. Between two steps, the beams
+    are swapped. The result is kept until the beam size, or code, settings or weights of the model
+    change.
 
     Args:
         model: Model with `SearchMixin`.
@@ -262,7 +263,7 @@ def reason_against_cached_steps(
     known = _reasons.get(model)
     if known is None or known[0] != state:
         devices = [model.device] if model.device.type == "cuda" else []
-        # modules that draw random numbers must not change those of the search
+        # modules that draw random numbers must not change the random numbers of the search
         with torch.random.fork_rng(devices):
             known = _reasons[model] = state, _compare_steps(model, config, model_kwargs)
     return known[1]
@@ -290,7 +291,7 @@ def _compare_steps(
         decoding = ModuleDecoding(model, config, inputs)
         target, logits = ids[:, :, :1], []
         for position in range(1, num_tokens + 1):
-            # a copy, so that the logits of all other sentences leave the memory
+            # the slice is copied, so that the memory of the other sentences' logits is freed
             logits.append(decoding.step(target)[:NUM_COMPARED_SENTENCES].clone())
             # each beam continues the one with which it changes places
             decoding.reorder(torch.arange(num_beams, device=ids.device).flip(0).expand(shape[:2]))
@@ -303,7 +304,7 @@ def _compare_steps(
         # the search itself shows the error
         return None
     if not expected.equal(logits_of_steps(None)):
-        # no comparison is possible with dropout, for example
+        # no comparison is possible if the logits are random, for example with dropout
         return None
     cache = EncoderDecoderCache(*(DynamicCache(config=decoder_config) for _ in range(2)))
     try:
