@@ -341,7 +341,7 @@ def test_the_commands_write_alignments(translate, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [alignment for _, alignment in lines]
 
     assert main(["align", *pairs, "--choose_heads"]) == 0
-    assert "find the source token that a target token needs most" in capsys.readouterr().out
+    assert "source token whose removal lowers the probability most" in capsys.readouterr().out
     saved = json.loads((tmp_path / "model" / "generation_config.json").read_text())
     expected = translate.align(
         TEXTS, [it for it, _ in lines], alignment_heads=saved["alignment_heads"]

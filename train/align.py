@@ -65,6 +65,6 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     write_atomically(folder / GENERATION_CONFIG_NAME, config.to_json_string())
     heads_text = " ".join(f"{layer}.{head}" for layer, head in heads)
     yield (
-        f"{len(heads)} heads (layer.head, from 0): {heads_text}; they find the source token "
-        f"that a target token needs most for {share:.1%} of target tokens"
+        f"{len(heads)} heads (layer.head, from 0): {heads_text}; for {share:.1%} of target tokens, "
+        "their weight is largest at the source token whose removal lowers the probability most"
     )
