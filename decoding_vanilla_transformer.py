@@ -26,8 +26,12 @@ from .cores_vanilla_transformer import shared_cores
 from .engine_vanilla_transformer import (
     logit_difference,
     reason_against_cache,
-    reason_against_engine,
     tolerance_of,
+)
+from .identity_vanilla_transformer import (
+    attention_difference,
+    computing_modules,
+    first_difference,
 )
 from .search_vanilla_transformer import Decoding
 
@@ -257,7 +261,7 @@ def reason_against_cached_steps(
     Returns:
         A clause that states the difference.
     """
-    if reason_against_engine(model) is None:
+    if (first_difference(computing_modules(model)) or attention_difference(model)) is None:
         return None
     state = [config.num_beams, *_state_of(model)]
     known = _reasons.get(model)

@@ -7,6 +7,8 @@ import torch
 from conftest import SMALL
 from torch import nn
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     BertConfig,
     BertModel,
     DistilBertConfig,
@@ -15,6 +17,7 @@ from transformers import (
     T5Config,
     T5EncoderModel,
 )
+from transformers.masking_utils import eager_mask
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -451,6 +454,24 @@ def test_a_model_whose_head_reads_the_whole_target_gets_it(source):
     model = edited(lambda model: None, RepeatingModel)
     model.generation_config.eos_token_id = None
     expected = greedily(model, source, 6)
+    assert expected.equal(model.generate(**source, max_new_tokens=6))
+
+
+def attend_to_near_tokens(module, query, key, value, mask, scaling, **kwargs):
+    """Attention whose scores fall with the distance, counted from the first query of a call."""
+    query_positions, key_positions = (torch.arange(states.shape[2]) for states in (query, key))
+    scores = scaling * query @ key.mT - (query_positions[:, None] - key_positions).abs()
+    weights = (scores if mask is None else scores + mask).softmax(dim=-1)
+    return (weights @ value).transpose(1, 2), weights
+
+
+def test_an_attention_function_that_counts_from_the_first_query_gets_the_whole_target(source):
+    AttentionInterface.register("near", attend_to_near_tokens)
+    AttentionMaskInterface.register("near", eager_mask)
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**SMALL))
+    model.set_attn_implementation("near")
+    model.generation_config.eos_token_id = None
+    expected = greedily(model.eval(), source, 6)
     assert expected.equal(model.generate(**source, max_new_tokens=6))
 
 
