@@ -244,7 +244,7 @@ def _synthesize(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .train.synthesize import run
 
-    summary = run(arguments.verb, command_arguments, f"vanilla-transformer {arguments.verb}")
+    summary = run(arguments.command, command_arguments, f"vanilla-transformer {arguments.command}")
     if summary is not None:
         print_line(summary)
 
