@@ -474,8 +474,10 @@ def _make_task(command: str, flags: dict[str, Any]) -> Task:
                 )
     missing_flags = [f"{side}_lang" for side, flag_value in languages.items() if not flag_value]
     if missing_flags:
+        reason = f"the folder has no {RECIPE_FILE}" if model.is_dir() else "no such folder"
         raise ValueError(
-            f"{' and '.join(missing_flags)} must be given for {model}, which is not a run folder."
+            f"{' and '.join(missing_flags)} must be given for a model that is not a run folder, "
+            f"got {str(model)!r}: {reason}."
         )
     refuse_one_language(languages["source"], languages["target"])
     if tag != one_line(tag).strip():

@@ -337,7 +337,11 @@ def test_a_model_without_a_recipe_needs_languages_and_text(run, tmp_path, capsys
     load(run).save_pretrained(model)
     words = ["distill", str(model), "--output_dir", str(tmp_path / "out")]
     assert main(words) == 1
-    assert "source_lang and target_lang must be given for" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "source_lang and target_lang must be given for" in said
+    assert said.endswith("the folder has no recipe.yaml.\n")
+    assert main(["distill", "runs/missing", *words[2:]]) == 1
+    assert capsys.readouterr().err.endswith("got 'runs/missing': no such folder.\n")
     assert main([*words, "--source_lang", "en", "--target_lang", "en"]) == 1
     assert "target_lang must differ from source_lang, got 'en' for both." in capsys.readouterr().err
     words += ["--source_lang", "en", "--target_lang", "xx"]
