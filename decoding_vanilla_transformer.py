@@ -314,7 +314,7 @@ def _compare_steps(
     try:
         logits = logits_of_steps(cache)
     except Exception as error:
-        return f"it fails with a cache ({type(error).__name__}: {error})"
+        return f"the model fails with a cache ({type(error).__name__}: {error})"
     tolerance, is_exact = tolerance_of(model)
     bias = getattr(model.get_output_embeddings(), "bias", None)
     # the bias of a quantized layer is a method
@@ -323,16 +323,25 @@ def _compare_steps(
         return None
     if indices := layers_without_cache(decoder, cache.self_attention_cache):
         return f"the layers {indices} of {type(decoder).__name__} store nothing in it"
-    return "its logits with a cache differ from those of the whole target"
+    return "the logits with a cache differ from those of the whole target"
 
 
 def _state_of(model: nn.Module) -> list[Any]:
     """Return all that the comparison depends on: code, settings and versions of the weights."""
-    state: list[Any] = []
+    state: list[Any] = [repr(vars(model.config))]
+    for module_class in {type(module): None for module in model.modules()}:
+        for base in module_class.__mro__:
+            if base not in (nn.Module, object):
+                state += map(id, vars(base).values())
     for module in model.modules():
         attributes = vars(module)
-        state += [type(module), type(module).forward, id(attributes.get("forward"))]
-        state += [value for value in attributes.values() if isinstance(value, int | float | str)]
+        for value in attributes.values():
+            is_simple = isinstance(value, int | float | str)
+            # a tensor that is no weight may be a state, which each call replaces
+            if not isinstance(value, Tensor):
+                state.append(value if is_simple else id(value))
+        for hooks in (attributes["_forward_hooks"], attributes["_forward_pre_hooks"]):
+            state += map(id, hooks.values())
         for weight in (*attributes["_parameters"].values(), *attributes["_buffers"].values()):
             # tensors that were created in inference mode have no version
             if weight is not None and not weight.is_inference():
