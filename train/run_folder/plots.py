@@ -103,5 +103,5 @@ def draw_attention(
     label_rows_and_columns(axes, weights.target, weights.source)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
-    write_message(figure, "A token of the translation takes most from the bright source tokens")
+    write_message(figure, "Each target token attends most to the brightest source tokens")
     save_figure(figure, folder / "pictures" / "attention.png")
