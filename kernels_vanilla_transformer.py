@@ -434,6 +434,7 @@ def packing_library() -> str | None:
     return next(filter(_is_available_and_correct, libraries), None)
 
 
+@functools.cache
 def is_intel() -> bool:
     """Return whether the CPU is made by Intel, according to the operating system."""
     try:
@@ -568,7 +569,7 @@ def exp_(exponents: Tensor) -> Tensor:
         The same tensor.
     """
     # on a CPU, torch's exp is MKL's, which is slow on CPUs that are not Intel's; exp2 is not MKL's
-    if exponents.device.type == "cpu":
+    if exponents.device.type == "cpu" and not is_intel():
         return exponents.mul_(math.log2(math.e)).exp2_()
     return exponents.exp_()
 

@@ -40,6 +40,9 @@ MARIAN_RANDOM = "transformers Marian, random sentences"
 OURS_RANDOM = "this package, the same random sentences"
 # number of sentences in a batch of random sentences
 RANDOM_SENTENCES = 64
+# small, because a model that diverges has logits whose exponentials are denormal numbers, which are
+# slow on a CPU
+LEARNING_RATE = 1e-4
 # relative tolerance of loss and gradient, because implementations add thousands of float32 numbers
 # in different orders
 MAX_DIFFERENCE = 1e-3
@@ -68,11 +71,11 @@ class Trainee:
             self.wrapped_model, optimizer, self.optimizer = distribution.prepare(
                 self.accelerator, self.model, self.settings
             )
-            self.schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1e-4)
+            self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: LEARNING_RATE)
             return
         self.peer = PEERS[MARIAN if name == MARIAN_RANDOM else name]
         self.model = self.peer.build(config).to(self.device).train()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
         if self.settings.compile:
             self.model.compile(dynamic=True)
 

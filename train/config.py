@@ -296,7 +296,9 @@ class TrainConfig:
         "fp32", f"precision of training, one of {', '.join(PRECISIONS)}", choices=PRECISIONS
     )
     compile: bool = setting(
-        False, "compile the model: the first steps take minutes longer, the others are faster"
+        False,
+        "compile the model, for a GPU: the first steps take minutes longer, the others are faster. "
+        "On a CPU they are slower",
     )
     bpe_dropout: float = setting(
         0.0,

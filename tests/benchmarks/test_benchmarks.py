@@ -148,6 +148,19 @@ def test_timed_models_compute_the_same_function(name, monkeypatch):
         training.difference(name, "toy", batch, flags)
 
 
+def test_a_timed_model_does_not_diverge():
+    flags = argparse.Namespace(model_vocab_size=30, config=TrainConfig(), device="cpu")
+    trainee = training.Trainee(OURS, "toy", flags)
+    ids = torch.from_numpy(np.random.default_rng(0).integers(3, 30, (4, 5)))
+    tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    batch = work.Batch(
+        {**tensors, "decoder_input_ids": ids.roll(1, 1)}, np.full(4, 5), np.full(4, 5)
+    )
+    for _ in range(10):
+        trainee(batch)
+    assert trainee.schedule.get_last_lr() == [training.LEARNING_RATE]
+
+
 def test_an_unknown_part_or_size_is_refused(flags, capsys):
     assert main(["trainin", *flags]) == 1
     assert "'trainin' is not a part." in capsys.readouterr().err

@@ -6,7 +6,7 @@ embedding, one from each of its three uses, are summed in a single tensor.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ CPU_BLOCK_BYTES, BLOCK_BYTES = 2**27, 2**29
 # size of a tile, the logits of a block for one part of the vocabulary. A CPU computes a block tile
 # by tile: a tile stays in the cache, and tensors as large as a block would fragment the memory
 CPU_TILE_BYTES = 2**22
+# sums of a token's exponentials between which exp(logit) needs no offset: no exponential overflows,
+# and those that underflow are below the rounding error of the sum
+SAFE_SUMS = (1e-20, 1e30)
 
 
 def block_bytes(device: str) -> int:
@@ -122,25 +125,33 @@ def _loss_and_gradients(
     weight_row_sum = weight.sum(0, dtype=torch.float32)
     bias_sum = 0.0 if bias is None else bias.sum(dtype=torch.float32)
     loss_sum, grad_states, grad_weight, grad_bias = _new_accumulators(states, weight, bias)
-    logits_bytes = FLOAT32_BYTES * vocab_size * states.shape[0]
-    num_blocks = _check_labels_and_count_blocks(labels, vocab_size)
-    num_tiles = max(1, -(-logits_bytes // (num_blocks * CPU_TILE_BYTES))) if device == "cpu" else 1
+    # on a CPU, logits in half precision stay in memory, and each pass over a tile converts them in
+    # a buffer that stays in the cache; elsewhere the exponentials replace the logits
+    keeps_logits = device == "cpu" and dtype != torch.float32
+    logit_bytes = dtype.itemsize if keeps_logits else FLOAT32_BYTES
+    num_blocks = _check_labels_and_count_blocks(labels, vocab_size, logit_bytes)
+    num_logits = vocab_size * -(-len(labels) // num_blocks)
+    num_tiles = max(1, -(-FLOAT32_BYTES * num_logits // CPU_TILE_BYTES)) if device == "cpu" else 1
     tile_columns = -(-vocab_size // num_tiles)
     weight_tiles = weight.to(dtype).split(tile_columns)
+    bias_tiles = [None] * len(weight_tiles) if bias is None else bias.split(tile_columns)
     for block_index, (x, block_labels, grad_block) in enumerate(
         zip(*(tensor.chunk(num_blocks) for tensor in (states, labels, grad_states)), strict=True)
     ):
         block_labels, x = block_labels[:, None], x.to(dtype)
-        logit_tiles = _compute_logit_tiles(x, weight_tiles, bias)  # [block, columns] each
         # column of the true token in each tile, and whether the tile contains it
         true_columns = [
-            _locate_in_tile(block_labels - index * tile_columns, tile.shape[1])
-            for index, tile in enumerate(logit_tiles)
+            _locate_in_tile(block_labels - index * tile_columns, len(weight_tile))
+            for index, weight_tile in enumerate(weight_tiles)
         ]
-        max_logit, true_logit, exponential_sums = _exponentiate(logit_tiles, true_columns)
+        buffer = x.new_empty(len(x) * tile_columns, dtype=torch.float32) if keeps_logits else None
+        # logits if there is a buffer, exponentials if not; [block, columns] each
+        tiles, offset, true_logit, exponential_sums = _exponentiate(
+            x, weight_tiles, bias_tiles, true_columns, buffer
+        )
         logit_sum = (x.float() @ weight_row_sum + bias_sum)[:, None]
         loss = (
-            max_logit
+            offset
             + exponential_sums.log()
             - (1 - label_smoothing) * true_logit
             - smoothing_per_token * logit_sum
@@ -154,26 +165,29 @@ def _loss_and_gradients(
         divisor = torch.ones_like(exponential_sums) if dtype == torch.float16 else exponential_sums
         scaled_states = (x.float() / divisor).to(dtype)
         grad_scaled = torch.zeros_like(x, dtype=torch.float32)
-        for index, (weight_tile, (column, is_in_tile)) in enumerate(
-            zip(weight_tiles, true_columns, strict=True)
+        for index, (weight_tile, bias_tile, (column, is_in_tile)) in enumerate(
+            zip(weight_tiles, bias_tiles, true_columns, strict=True)
         ):
-            exponentials = logit_tiles.pop(0)
+            exponentials = tiles.pop(0)
+            if buffer is not None:
+                logits = _in_float32(exponentials, bias_tile, buffer)
+                exponentials = _exponentials(logits, offset)
             true_corrections = ((label_smoothing - 1) * exponential_sums).where(is_in_tile, 0.0)
             exponentials.sub_(smoothing_per_token * exponential_sums).scatter_add_(
                 1, column, true_corrections
             )
             if dtype == torch.float16:
                 exponentials /= exponential_sums
-            exponentials = exponentials.to(dtype)
-            grad_scaled += product(exponentials, weight_tile.T)
+            grad_logits = exponentials.to(dtype)
+            grad_scaled += product(grad_logits, weight_tile.T)
             tile_slice = slice(index * tile_columns, (index + 1) * tile_columns)
             _accumulate_product(
-                grad_weight[tile_slice], exponentials, scaled_states, is_first=block_index == 0
+                grad_weight[tile_slice], grad_logits, scaled_states, is_first=block_index == 0
             )
             if grad_bias is not None:
-                grad_bias[tile_slice] += (1 / divisor).T[0] @ exponentials.float()
+                grad_bias[tile_slice] += (1 / divisor).T[0] @ grad_logits.float()
             # free the exponentials, which would otherwise stay in memory during the next block
-            del exponentials
+            del exponentials, grad_logits
         grad_block.copy_(grad_scaled / divisor)
     return loss_sum, (grad_states, grad_weight, grad_bias)
 
@@ -191,14 +205,16 @@ def _new_accumulators(
     )
 
 
-def _check_labels_and_count_blocks(labels: Tensor, vocab_size: int) -> int:
+def _check_labels_and_count_blocks(
+    labels: Tensor, vocab_size: int, logit_bytes: int = FLOAT32_BYTES
+) -> int:
     # the check runs on the device, so that the host does not wait for the device
     is_in_vocabulary = ((labels >= 0) & (labels < vocab_size)).all()
     torch._assert_async(
         is_in_vocabulary, f"labels must be from 0 to {vocab_size - 1}, got another."
     )
     # at least one block, because there may be no labels
-    return max(1, -(-FLOAT32_BYTES * vocab_size * len(labels) // block_bytes(labels.device.type)))
+    return max(1, -(-logit_bytes * vocab_size * len(labels) // block_bytes(labels.device.type)))
 
 
 def _loss_and_gradients_compiled(
@@ -258,28 +274,72 @@ def _compiled_block() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(_loss_of_block, dynamic=True)
 
 
-def _compute_logit_tiles(
-    x: Tensor, weight_tiles: Sequence[Tensor], bias: Tensor | None
-) -> list[Tensor]:
-    logit_tiles = [product(x, weight_tile).float() for weight_tile in weight_tiles]
-    if bias is not None:
-        for tile, bias_tile in zip(logit_tiles, bias.split(len(weight_tiles[0])), strict=True):
-            tile += bias_tile
-    return logit_tiles
-
-
 def _exponentiate(
-    logit_tiles: list[Tensor], true_columns: list[tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace logits by exp(logit - maximum); return maximum, true logit and new sum."""
+    x: Tensor,
+    weight_tiles: Sequence[Tensor],
+    bias_tiles: Sequence[Tensor | None],
+    true_columns: Sequence[tuple[Tensor, Tensor]],
+    buffer: Tensor | None,
+) -> tuple[list[Tensor], Tensor | float, Tensor, Tensor]:
+    """Return tiles, offset, logit of the true token, and sum of exp(logit - offset)."""
+
+    def logit_tiles() -> Iterator[Tensor]:
+        for weight_tile, bias_tile in zip(weight_tiles, bias_tiles, strict=True):
+            logits = product(x, weight_tile)
+            yield logits if buffer is not None else _add_bias(logits.float(), bias_tile)
+
+    # without an offset, a tile is still in the cache when its exponentials are computed. On a GPU,
+    # checking the sums would make the host wait
+    if x.device.type == "cpu":
+        result = _exponentiate_tiles(logit_tiles(), bias_tiles, 0.0, true_columns, buffer)
+        sums = result[-1].numpy()
+        if ((sums > SAFE_SUMS[0]) & (sums < SAFE_SUMS[1])).all():
+            return result
+        # free the tiles before the next ones
+        del result
+    tiles = list(logit_tiles())
     max_logit = functools.reduce(
-        torch.maximum, (tile.amax(-1, keepdim=True) for tile in logit_tiles)
+        torch.maximum,
+        (
+            _in_float32(tile, bias_tile, buffer).amax(-1, keepdim=True)
+            for tile, bias_tile in zip(tiles, bias_tiles, strict=True)
+        ),
     )
-    true_logit, exponential_sums = torch.zeros_like(max_logit), torch.zeros_like(max_logit)
-    for tile, (column, is_in_tile) in zip(logit_tiles, true_columns, strict=True):
-        true_logit += tile.gather(1, column).where(is_in_tile, 0.0)
-        exponential_sums += exp_(tile.sub_(max_logit)).sum(-1, keepdim=True)
-    return max_logit, true_logit, exponential_sums
+    return _exponentiate_tiles(tiles, bias_tiles, max_logit, true_columns, buffer)
+
+
+def _exponentiate_tiles(
+    logit_tiles: Iterable[Tensor],
+    bias_tiles: Sequence[Tensor | None],
+    offset: Tensor | float,
+    true_columns: Sequence[tuple[Tensor, Tensor]],
+    buffer: Tensor | None,
+) -> tuple[list[Tensor], Tensor | float, Tensor, Tensor]:
+    tiles, true_logits, sums = [], [], []
+    for tile, bias_tile, (column, is_in_tile) in zip(
+        logit_tiles, bias_tiles, true_columns, strict=True
+    ):
+        logits = _in_float32(tile, bias_tile, buffer)
+        true_logits.append(logits.gather(1, column).where(is_in_tile, 0.0))
+        sums.append(_exponentials(logits, offset).sum(-1, keepdim=True))
+        tiles.append(tile)
+    return tiles, offset, torch.stack(true_logits).sum(0), torch.stack(sums).sum(0)
+
+
+def _in_float32(tile: Tensor, bias_tile: Tensor | None, buffer: Tensor | None) -> Tensor:
+    """Return logits in float32 with bias: the tile, or if there is a buffer, a copy in it."""
+    if buffer is None:
+        return tile
+    return _add_bias(buffer[: tile.numel()].view(tile.shape).copy_(tile), bias_tile)
+
+
+def _add_bias(logits: Tensor, bias_tile: Tensor | None) -> Tensor:
+    return logits if bias_tile is None else logits.add_(bias_tile)
+
+
+def _exponentials(logits: Tensor, offset: Tensor | float) -> Tensor:
+    """Replace logits by exp(logit - offset)."""
+    return exp_(logits.sub_(offset) if isinstance(offset, Tensor) else logits)
 
 
 def _locate_in_tile(column: Tensor, tile_columns: int) -> tuple[Tensor, Tensor]:
@@ -289,10 +349,16 @@ def _locate_in_tile(column: Tensor, tile_columns: int) -> tuple[Tensor, Tensor]:
 def _accumulate_product(out: Tensor, grad_logits: Tensor, states: Tensor, is_first: bool) -> None:
     if grad_logits.dtype == torch.float32 and not is_for_onednn(grad_logits, states):
         out.addmm_(grad_logits.T, states, beta=0 if is_first else 1)
-    elif is_first:
-        out.copy_(product(grad_logits.T, states.T))
+        return
+    if grad_logits.device.type == "cpu" and grad_logits.dtype != torch.float32:
+        # oneDNN would transpose the left factor, and the states are the smaller one
+        gradient = product(states.T.contiguous(), grad_logits.T).T
     else:
-        out += product(grad_logits.T, states.T)
+        gradient = product(grad_logits.T, states.T)
+    if is_first:
+        out.copy_(gradient)
+    else:
+        out += gradient
 
 
 class EmbeddingGradient:

@@ -131,6 +131,32 @@ def test_scores_that_differ_by_hundreds_overflow_nowhere(is_compiled, monkeypatc
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shift", [-300.0, -40.0, 0.0, 60.0, 300.0])
+def test_logits_may_be_as_high_or_low_as_they_like(shift, dtype, monkeypatch):
+    # softmax and gradient do not depend on a number that is added to all logits
+    monkeypatch.setattr(fused_loss, "CPU_BLOCK_BYTES", 19 * 3 * 4)
+    monkeypatch.setattr(fused_loss, "CPU_TILE_BYTES", 3 * 7 * 4)
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(5, 8, generator=generator).to(dtype).float()
+    weight = torch.randn(19, 8, generator=generator).to(dtype).float()
+    bias, labels = torch.randn(19, generator=generator), torch.tensor([3, 0, 18, 7, 7])
+    exact = [tensor.double().requires_grad_() for tensor in (states, weight, bias)]
+    exact_logits = exact[0] @ exact[1].T + exact[2] + shift
+    expected = torch.nn.functional.cross_entropy(
+        exact_logits, labels, label_smoothing=0.1, reduction="sum"
+    )
+    expected_gradients = torch.autograd.grad(expected, exact)
+    loss, gradients = fused_loss._loss_and_gradients(
+        states, weight, bias + shift, labels, 0.1, dtype
+    )
+    tolerance = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=tolerance, atol=tolerance)
+    for actual, exact_gradient in zip(gradients, expected_gradients, strict=True):
+        largest = exact_gradient.abs().max()
+        assert (actual - exact_gradient).abs().max() < tolerance * largest
+
+
 @pytest.mark.usefixtures("loss_code")
 def test_half_precision_is_as_near_as_the_plain_models(batch):
     model = train_toys.toy_model(seed=2, dropout=0.0).train()
