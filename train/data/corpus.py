@@ -28,7 +28,7 @@ from . import tables, text_files, translation_memories
 from .cache import ensure_cached_file, naming_full_cache, refuse_unwritable_cache
 from .json_records import is_json, read_json
 from .tables import Columns, column_names, join_text_columns, read_table
-from .text_files import COMPRESSIONS, count_lines, decode_line, lines_of, opened, read_lines
+from .text_files import COMPRESSIONS, count_sentences, decode_line, opened, read_sentences
 from .translation_memories import read_memory
 
 # names of each split in files and in datasets. `datasets` also accepts the other names of the
@@ -748,7 +748,7 @@ def _read_text_pairs(
 ) -> Iterator[dict[str, str]]:
     with opened(paths[0]) as source_file, opened(paths[1]) as target_file:
         sides = (
-            read_lines(lines_of(file), str(path), repair)
+            read_sentences(file, path, repair)
             for file, path in zip((source_file, target_file), paths, strict=True)
         )
         for texts in zip(*sides, strict=True):
@@ -763,7 +763,7 @@ def _read_pair_files(
     streaming: bool,
     repair: bool,
 ) -> datasets.Dataset | datasets.IterableDataset:
-    line_counts = [] if _file_format(paths[0]) else [count_lines(path) for path in paths]
+    line_counts = [] if _file_format(paths[0]) else [count_sentences(path) for path in paths]
     if len(set(line_counts)) > 1:
         raise ValueError(
             f"{paths[0]} and {paths[1]} must have the same number of lines, "

@@ -5,6 +5,7 @@ import codecs
 import gzip
 import io
 import lzma
+import re
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -64,6 +65,11 @@ ADVICE = {
     ),
     **dict.fromkeys((".tar", ".tgz", ".zip"), "unpack it, and give a text file"),
 }
+# start of the names of IWSLT's training files, and what they have besides sentences: lines with
+# metadata, and tags around titles and descriptions
+IWSLT_PREFIX = "train.tags."
+IWSLT_METADATA = re.compile(r"\s*</?(doc|keywords|reviewer|speaker|talkid|translator|url)\b")
+IWSLT_TAGS = re.compile(r"</?(description|title)>")
 # longest line in a file or a pipe, line feed included
 MAX_LINE_BYTES = 1 << 20
 
@@ -216,6 +222,56 @@ def refuse_other_format(
             suffix, "write its sentences to a text file, one on each line"
         )
         raise ValueError(f"{path} must have a sentence on each line, got {suffix}: {what_to_do}.")
+
+
+def has_iwslt_tags(path: Path) -> bool:
+    """Return whether a training file of IWSLT has metadata between its sentences, by its name.
+
+    Args:
+        path: Path of a text file.
+    """
+    return path.name.startswith(IWSLT_PREFIX)
+
+
+def read_sentences(file: IO[bytes], path: Path, repair: bool = False) -> Iterator[str]:
+    """Read the sentences of a text file; of IWSLT's training files, without metadata and tags.
+
+    Args:
+        file: File that is open for reading bytes.
+        path: Path of the file.
+        repair: Replace bytes that are not UTF-8 by U+FFFD.
+
+    Yields:
+        Sentences, one from each line.
+
+    Raises:
+        ValueError: As `read_lines`.
+    """
+    lines = read_lines(lines_of(file), str(path), repair)
+    if not has_iwslt_tags(path):
+        yield from lines
+        return
+    for line in lines:
+        if not IWSLT_METADATA.match(line):
+            yield IWSLT_TAGS.sub("", line).strip()
+
+
+def count_sentences(path: Path) -> int:
+    """Count the sentences that `read_sentences` reads.
+
+    Args:
+        path: Path of a text file.
+
+    Returns:
+        Number of sentences.
+
+    Raises:
+        ValueError: As `count_lines`.
+    """
+    if not has_iwslt_tags(path):
+        return count_lines(path)
+    with opened(path) as file:
+        return sum(1 for _ in read_sentences(file, path, repair=True))
 
 
 def count_lines(path: Path) -> int:

@@ -33,6 +33,32 @@ def test_text_files_can_be_compressed_and_named_by_a_prefix(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_training_files_of_iwslt_are_read_without_their_metadata(suffix, tmp_path):
+    files = {
+        "de": "<url>http://a.b/c</url>\n<keywords>talks, text</keywords>\n<talkid>1</talkid>\n"
+        "<title>Der Titel</title>\n<description>Worum es geht</description>\n"
+        "Vielen Dank. <Lachen>\n<reviewer href='x'>A</reviewer>\n <translator>B</translator>\n",
+        # the sides have a different number of lines with metadata
+        "en": '<doc docid="1" genre="lectures">\n<url>http://a.b/c</url>\n<speaker>A</speaker>\n'
+        "<title> The title </title>\n<description>What it is about</description>\n"
+        "Thank you. <Laughter>\n</doc>\n",
+    }
+    for language, text in files.items():
+        path = tmp_path / f"train.tags.de-en.{language}{suffix}"
+        path.write_bytes(gzip.compress(text.encode()) if suffix else text.encode())
+    texts = load_translations(str(tmp_path / "train.tags.de-en"), None, "en", "de")
+    assert texts["train"]["translation"][:] == [
+        {"en": "The title", "de": "Der Titel"},
+        {"en": "What it is about", "de": "Worum es geht"},
+        {"en": "Thank you. <Laughter>", "de": "Vielen Dank. <Lachen>"},
+    ]
+    if not suffix:
+        path.write_text(f"{files['en']}One more\n", encoding="utf-8")
+        with pytest.raises(ValueError, match="same number of lines, got 4 and 3"):
+            load_translations(str(tmp_path / "train.tags.de-en"), None, "en", "de")
+
+
 def test_a_changed_file_is_read_again(tmp_path):
     train_toys.write_corpus(tmp_path, pairs=5)
     assert len(load_translations(str(tmp_path), None, "en", "de")["train"]) == 5
