@@ -105,7 +105,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     parser.add_argument(
         "--output_dir",
         default=str(Path("runs") / "paper" / name),
-        help="folder for page, numbers and pictures (%(default)s)",
+        help="folder for page, numbers and pictures (default: %(default)s)",
     )
     parser.add_argument("--pictures_dir", help="folder for the pictures (that of the page)")
     module.add_flags(parser)

@@ -146,7 +146,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         parser: Parser of the command line.
     """
     add_optional_model_flag(parser)
-    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:

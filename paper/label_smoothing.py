@@ -254,16 +254,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         nargs="+",
         default=list(SMOOTHINGS),
-        help="values of epsilon (%(default)s)",
+        help=f"values of epsilon (default: {' '.join(map(str, SMOOTHINGS))})",
     )
     parser.add_argument(
         "--steps",
         type=int,
         default=AMBIGUOUS_WORDS_TRAINING.steps,
-        help="training steps of each small model (%(default)s)",
+        help="training steps of each small model (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="random seed of weights and words (%(default)s)"
+        "--seed",
+        type=int,
+        default=0,
+        help="random seed of weights and words (default: %(default)s)",
     )
 
 

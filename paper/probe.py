@@ -59,10 +59,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_trust_flag(parser)
     parser.add_argument(
-        "--num_sentences", type=int, default=400, help="test sentences to probe (%(default)s)"
+        "--num_sentences",
+        type=int,
+        default=400,
+        help="test sentences to probe (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="first seed of the tasks (%(default)s)")
-    parser.add_argument("--num_seeds", type=int, default=3, help="seeds of each task (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="first seed of the tasks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--num_seeds", type=int, default=3, help="seeds of each task (default: %(default)s)"
+    )
     parser.add_argument(
         "--no_train", action="store_true", help="skip the section that trains small models"
     )

@@ -126,13 +126,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         default=list(WIDTHS),
-        help="widths of queries and keys (%(default)s)",
+        help=f"widths of queries and keys (default: {' '.join(map(str, WIDTHS))})",
     )
     parser.add_argument(
-        "--num_keys", type=int, default=NUM_KEYS, help="number of keys of each query (%(default)s)"
+        "--num_keys",
+        type=int,
+        default=NUM_KEYS,
+        help="number of keys of each query (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="random seed of queries and keys (%(default)s)"
+        "--seed", type=int, default=0, help="random seed of queries and keys (default: %(default)s)"
     )
 
 

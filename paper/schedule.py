@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # number of points of a curve
 CURVE_POINTS = 400
+# recipes whose learning rates are drawn by default
+RECIPES = ("paper-base", "paper-big", "t2t-base")
 
 
 class Schedule(NamedTuple):
@@ -63,8 +65,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--recipes",
         nargs="+",
         metavar="RECIPE",
-        default=["paper-base", "paper-big", "t2t-base"],
-        help="recipes whose learning rates are drawn, names or .yaml files (%(default)s)",
+        default=list(RECIPES),
+        help="recipes whose learning rates are drawn, names or .yaml files (default: "
+        f"{' '.join(RECIPES)})",
     )
 
 

@@ -53,13 +53,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         parser: Parser of the command line.
     """
     parser.add_argument(
-        "--kernel", type=int, default=3, help="kernel width k of the convolution (%(default)s)"
+        "--kernel",
+        type=int,
+        default=3,
+        help="kernel width k of the convolution (default: %(default)s)",
     )
     parser.add_argument(
         "--neighbourhood",
         type=int,
         default=17,
-        help="odd neighbourhood r of restricted attention (%(default)s)",
+        help="odd neighbourhood r of restricted attention (default: %(default)s)",
     )
     parser.add_argument(
         "--full",
@@ -67,7 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="measure longer sequences and wider layers, for a GPU; the default sizes take a "
         "minute or two on one core",
     )
-    parser.add_argument("--seed", type=int, default=1, help="random seed (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed (default: %(default)s)")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:

@@ -88,7 +88,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--sentence_length",
         type=int,
         default=30,
-        help="tokens per sentence, for the products inside attention (%(default)s)",
+        help="tokens per sentence, for the products inside attention (default: %(default)s)",
     )
     parser.add_argument(
         "--results",

@@ -185,9 +185,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         default=list(TARGET_LENGTHS),
-        help="target lengths to time (%(default)s)",
+        help=f"target lengths to time (default: {' '.join(map(str, TARGET_LENGTHS))})",
     )
-    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:

@@ -31,7 +31,7 @@ def add_model_flag(
         metavar="RUN",
         default=default,
         help="run folder, model folder or Hub name"
-        + (" (%(default)s)" if default else f"; {help_without_default}"),
+        + (" (default: %(default)s)" if default else f"; {help_without_default}"),
     )
     add_trust_flag(parser)
 

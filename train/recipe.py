@@ -324,13 +324,13 @@ def parse_settings(
     for name in names:
         field = TrainConfig.__dataclass_fields__[name]
         # the help shows a default in the form that the flag accepts
-        has_empty_default = field.default is dataclasses.MISSING
-        default_text = "" if has_empty_default else _flag_text(field.default)
+        has_factory = field.default is dataclasses.MISSING
+        default = field.default_factory() if has_factory else field.default
         parser.add_argument(
             f"--{name}",
             metavar="VALUE",
             default=argparse.SUPPRESS,
-            help=f"{field.metadata['help']} ({default_text})".replace("%", "%%"),
+            help=f"{field.metadata['help']} (default: {_flag_text(default)})".replace("%", "%%"),
         )
     try:
         arguments, unknown_arguments = parser.parse_known_args(_attach_dry_run_values(argv))

@@ -30,7 +30,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         parser: Parser of the command line.
     """
     add_model_flag(parser)
-    parser.add_argument("--sentence", default=SENTENCE, help="sentence to translate (%(default)s)")
+    parser.add_argument(
+        "--sentence", default=SENTENCE, help="sentence to translate (default: %(default)s)"
+    )
     parser.add_argument(
         "--translation", help="translation of the sentence; by default that of the model"
     )
@@ -49,7 +51,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--num_sentences",
         type=int,
         default=NUM_SENTENCES,
-        help="translated test sentences on which heads are measured (%(default)s)",
+        help="translated test sentences on which heads are measured (default: %(default)s)",
     )
 
 

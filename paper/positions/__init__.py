@@ -20,6 +20,8 @@ MIN_POSITIONS, MAX_POSITIONS = 3, 4096
 # `desired_properties` encodes 16 * d_model positions, and the 16 bits of the binary candidate can
 # encode at most 16 * 4096
 MAX_WIDTH = 4096
+# bases that are compared by default
+BASES = (PAPER_BASE, 100.0, 1.0)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -32,15 +34,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--base",
         type=float,
         nargs="+",
-        default=[PAPER_BASE, 100.0, 1.0],
-        help="bases to compare; the other sections use the first one (%(default)s)",
+        default=list(BASES),
+        help="bases to compare; the other sections use the first one (default: "
+        f"{' '.join(f'{base:g}' for base in BASES)})",
     )
-    parser.add_argument("--d_model", type=int, default=128, help="width d_model (%(default)s)")
     parser.add_argument(
-        "--num_positions", type=int, default=64, help="number of positions (%(default)s)"
+        "--d_model", type=int, default=128, help="width d_model (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--num_positions", type=int, default=64, help="number of positions (default: %(default)s)"
     )
     add_optional_model_flag(parser)
-    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
     parser.add_argument(
         "--no_train", action="store_true", help="skip the sections that train small models"
     )

@@ -23,7 +23,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--vocab_size",
         type=int,
         default=TrainConfig.vocab_size,
-        help="vocabulary size for the parameter counts of the paper's rows (%(default)s)",
+        help="vocabulary size for the parameter counts of the paper's rows (default: %(default)s)",
     )
     parser.add_argument(
         "--rows",
@@ -77,39 +77,49 @@ def _add_training_flags(parser: argparse.ArgumentParser):
         "twice as long, and all rows an hour and a half; --rows selects some rows.",
     )
     group.add_argument("--train", action="store_true", help="train the rows")
-    group.add_argument("--dataset", default="demo", help="dataset, as in `train` (%(default)s)")
+    group.add_argument(
+        "--dataset", default="demo", help="dataset, as in `train` (default: %(default)s)"
+    )
     group.add_argument("--name", help="configuration of the dataset")
-    group.add_argument("--source_lang", default="en", help="source language (%(default)s)")
-    group.add_argument("--target_lang", default="de", help="target language (%(default)s)")
+    group.add_argument("--source_lang", default="en", help="source language (default: %(default)s)")
+    group.add_argument("--target_lang", default="de", help="target language (default: %(default)s)")
     group.add_argument(
         "--scale",
         type=int,
         default=4,
-        help="divisor of d_model, d_ff, d_k and d_v of each row (%(default)s)",
+        help="divisor of d_model, d_ff, d_k and d_v of each row (default: %(default)s)",
     )
     group.add_argument(
         "--layers",
         type=int,
         default=3,
-        help="layers N of the scaled base; the other rows are scaled in proportion (%(default)s)",
+        help="layers N of the scaled base; the other rows are scaled in proportion "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--dropout",
         type=float,
         default=0.1,
-        help="dropout of the scaled base; the other rows are scaled in proportion (%(default)s)",
+        help="dropout of the scaled base; the other rows are scaled in proportion "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--learned_vocab_size",
         type=int,
         default=2000,
-        help="size of the vocabulary that all rows share (%(default)s)",
+        help="size of the vocabulary that all rows share (default: %(default)s)",
     )
     group.add_argument(
-        "--max_length", type=int, default=128, help="longest sentence, in tokens (%(default)s)"
+        "--max_length",
+        type=int,
+        default=128,
+        help="longest sentence, in tokens (default: %(default)s)",
     )
     group.add_argument(
-        "--max_steps", type=int, default=300, help="training steps of each row (%(default)s)"
+        "--max_steps",
+        type=int,
+        default=300,
+        help="training steps of each row (default: %(default)s)",
     )
     group.add_argument(
         "--warmup_steps",
@@ -126,14 +136,17 @@ def _add_training_flags(parser: argparse.ArgumentParser):
         "--tokens_per_step",
         type=int,
         default=2000,
-        help="tokens per step, on the source and on the target side (%(default)s)",
+        help="tokens per step, on the source and on the target side (default: %(default)s)",
     )
-    group.add_argument("--seed", type=int, default=1, help="random seed of each row (%(default)s)")
+    group.add_argument(
+        "--seed", type=int, default=1, help="random seed of each row (default: %(default)s)"
+    )
     group.add_argument(
         "--num_seeds",
         type=int,
         default=1,
-        help="training runs of each row, with the seeds SEED, SEED + 1 and so on (%(default)s)",
+        help="training runs of each row, with the seeds SEED, SEED + 1 and so on "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--settings",

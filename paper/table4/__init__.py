@@ -46,11 +46,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--num_sentences",
         type=int,
         default=50,
-        help="number of sentences to parse, from the first one; 0 for all (%(default)s)",
+        help="number of sentences to parse, from the first one; 0 for all (default: %(default)s)",
     )
     group.add_argument("--num_beams", type=int, help="beam size; the model's own if not given")
     group.add_argument(
-        "--batch_size", type=int, default=32, help="sentences per batch (%(default)s)"
+        "--batch_size", type=int, default=32, help="sentences per batch (default: %(default)s)"
     )
 
 

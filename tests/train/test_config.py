@@ -302,10 +302,10 @@ def test_help_shows_a_value_as_the_flag_takes_it(capsys):
     with pytest.raises(SystemExit):
         parse_arguments(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "the paper does not clip (null)" in shown
-    assert "store no copy (false)" in shown
-    assert "sec. 5.3 (1e-09)" in shown
-    assert "(None)" not in shown
+    assert "the paper does not clip (default: null)" in shown
+    assert "store no copy (default: false)" in shown
+    assert "sec. 5.3 (default: 1e-09)" in shown
+    assert "None)" not in shown
     assert "[--dry_run [measured]]" in shown
 
 
