@@ -324,8 +324,9 @@ def parse_settings(
     for name in names:
         field = TrainConfig.__dataclass_fields__[name]
         # the help shows a default in the form that the flag accepts
-        has_factory = field.default is dataclasses.MISSING
-        default = field.default_factory() if has_factory else field.default
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
         parser.add_argument(
             f"--{name}",
             metavar="VALUE",

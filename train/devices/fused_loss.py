@@ -7,7 +7,7 @@ embedding, one from each of its three uses, are summed in a single tensor.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -145,7 +145,6 @@ def _loss_and_gradients(
             for index, weight_tile in enumerate(weight_tiles)
         ]
         buffer = x.new_empty(len(x) * tile_columns, dtype=torch.float32) if keeps_logits else None
-        # logits if there is a buffer, exponentials if not; [block, columns] each
         tiles, offset, true_logit, exponential_sums = _exponentiate(
             x, weight_tiles, bias_tiles, true_columns, buffer
         )
@@ -274,15 +273,30 @@ def _compiled_block() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(_loss_of_block, dynamic=True)
 
 
+class _Exponentials(NamedTuple):
+    """Exponentials exp(logit - offset) of a block of tokens.
+
+    Attributes:
+        tiles: Logits if there is a buffer for the exponentials, else the exponentials,
+            [block, columns] each.
+        offset: Largest logit of each token, [block, 1], or 0.
+        true_logit: Logit of the true token, [block, 1].
+        sums: Sum of the exponentials of each token, [block, 1].
+    """
+
+    tiles: list[Tensor]
+    offset: Tensor | float
+    true_logit: Tensor
+    sums: Tensor
+
+
 def _exponentiate(
     x: Tensor,
     weight_tiles: Sequence[Tensor],
     bias_tiles: Sequence[Tensor | None],
     true_columns: Sequence[tuple[Tensor, Tensor]],
     buffer: Tensor | None,
-) -> tuple[list[Tensor], Tensor | float, Tensor, Tensor]:
-    """Return tiles, offset, logit of the true token, and sum of exp(logit - offset)."""
-
+) -> _Exponentials:
     def logit_tiles() -> Iterator[Tensor]:
         for weight_tile, bias_tile in zip(weight_tiles, bias_tiles, strict=True):
             logits = product(x, weight_tile)
@@ -291,12 +305,12 @@ def _exponentiate(
     # without an offset, a tile is still in the cache when its exponentials are computed. On a GPU,
     # checking the sums would make the host wait
     if x.device.type == "cpu":
-        result = _exponentiate_tiles(logit_tiles(), bias_tiles, 0.0, true_columns, buffer)
-        sums = result[-1].numpy()
+        exponentials = _exponentiate_tiles(logit_tiles(), bias_tiles, 0.0, true_columns, buffer)
+        sums = exponentials.sums.numpy()
         if ((sums > SAFE_SUMS[0]) & (sums < SAFE_SUMS[1])).all():
-            return result
-        # free the tiles before the next ones
-        del result
+            return exponentials
+        # free the tiles before new ones are computed
+        del exponentials
     tiles = list(logit_tiles())
     max_logit = functools.reduce(
         torch.maximum,
@@ -314,7 +328,7 @@ def _exponentiate_tiles(
     offset: Tensor | float,
     true_columns: Sequence[tuple[Tensor, Tensor]],
     buffer: Tensor | None,
-) -> tuple[list[Tensor], Tensor | float, Tensor, Tensor]:
+) -> _Exponentials:
     tiles, true_logits, sums = [], [], []
     for tile, bias_tile, (column, is_in_tile) in zip(
         logit_tiles, bias_tiles, true_columns, strict=True
@@ -323,7 +337,8 @@ def _exponentiate_tiles(
         true_logits.append(logits.gather(1, column).where(is_in_tile, 0.0))
         sums.append(_exponentials(logits, offset).sum(-1, keepdim=True))
         tiles.append(tile)
-    return tiles, offset, torch.stack(true_logits).sum(0), torch.stack(sums).sum(0)
+    true_logit, total = torch.stack(true_logits).sum(0), torch.stack(sums).sum(0)
+    return _Exponentials(tiles, offset, true_logit, total)
 
 
 def _in_float32(tile: Tensor, bias_tile: Tensor | None, buffer: Tensor | None) -> Tensor:
