@@ -18,6 +18,7 @@ from datasets.fingerprint import Hasher
 from datasets.naming import camelcase_to_snakecase
 from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.text.text import Text
+from datasets.packaged_modules.xml.xml import Xml
 
 from ...configuration_vanilla_transformer import closest_name
 from ...console import LONGEST_VALUE, shortened
@@ -27,7 +28,7 @@ from ...records import read_json as read_checked_json
 from . import tables, text_files, translation_memories
 from .cache import ensure_cached_file, naming_full_cache, refuse_unwritable_cache
 from .json_records import is_json, read_json
-from .tables import Columns, column_names, join_text_columns, read_table
+from .tables import Columns, column_names, join_text_columns, read_table, side_names
 from .text_files import COMPRESSIONS, count_sentences, decode_line, opened, read_sentences
 from .translation_memories import read_memory
 
@@ -66,6 +67,11 @@ FORMAT_ADVICE = {
     **dict.fromkeys(
         (".po", ".xlf", ".xliff", ".sdlxliff", ".mxliff"),
         "Convert it to a translation memory (.tmx).",
+    ),
+    **dict.fromkeys(
+        (".sgm", ".sgml", ".xml"),
+        "Write the text of its segments to a text file for each language, one on each line. "
+        "`evaluate --sacrebleu` has the test sets of WMT and IWSLT.",
     ),
     ".txt": "If tabs separate its columns, give it the suffix .tsv. If it has the sentences of one "
     "language, end its name with the language instead of .txt.",
@@ -234,6 +240,9 @@ def _load_with_datasets(
         os.utime(prepared_folder)
     try:
         builder = datasets.load_dataset_builder(**load_arguments, name=name, revision=revision)
+        # `datasets` reads XML as one text, for example the test sets of WMT
+        if isinstance(builder, Xml) and Path(dataset).is_dir():
+            raise datasets.exceptions.DataFilesNotFoundError
         if Path(dataset).exists():
             for file in chain.from_iterable((builder.config.data_files or {}).values()):
                 refuse_lfs_pointer(file)
@@ -377,22 +386,26 @@ def refuse_other_languages(dataset: str, *languages: str):
     Raises:
         ValueError: If there are such files in several languages; names them.
     """
-    # imported here, because only wrong settings need the known languages
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
     if Path(dataset).exists():
         return
     folder, name = os.path.split(dataset)
     paths = Path(folder).glob(f"{glob.escape(name)}.*")
     stems = {path.stem if path.suffix.lower() in COMPRESSIONS else path.name for path in paths}
     suffixes = sorted(stem.removeprefix(f"{name}.") for stem in stems)
-    found = [suffix for suffix in suffixes if re.split("[_-]", suffix)[0] in LANGUAGES]
+    names = side_names() if len(suffixes) > 1 else set()
+    found = [
+        suffix
+        for suffix in suffixes
+        if re.split("[_-]", suffix.casefold().removesuffix(".txt"))[0] in names
+    ]
     # a single file, such as `wmt14.pl`, is not a corpus
     if len(found) > 1:
+        advice = "set source_lang and target_lang to two of these languages, or rename the files"
+        if any(suffix.endswith(".txt") for suffix in found):
+            advice = "rename the files, without .txt"
         raise ValueError(
             f"dataset must be the prefix of two text files, before .{languages[0]} and "
-            f".{languages[1]}, got {dataset!r}, which has files in {', '.join(found)}: set "
-            "source_lang and target_lang to two of these languages."
+            f".{languages[1]}, got {dataset!r}, which has files in {', '.join(found)}: {advice}."
         )
 
 
@@ -696,6 +709,8 @@ def describe_pair_files(dataset: str, source_lang: str, target_lang: str) -> str
     prefixes = [match[1] for path in folder.glob("*") if (match := text_file.fullmatch(path.name))]
     # a single file, such as README.de, is not a corpus
     prefixes = sorted({prefix for prefix in prefixes if prefixes.count(prefix) > 1})
+    # suggest training text, not a test set
+    prefixes.sort(key=lambda prefix: "train" not in prefix)
     names = [path.name for path in folder.glob("*") if PAIR_FILE.search(path.name)]
     names += [
         f"{prefix}.{language}" for prefix in prefixes for language in (source_lang, target_lang)

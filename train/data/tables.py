@@ -14,6 +14,8 @@ from .text_files import MAX_LINE_BYTES, count_lines, lines_of, opened, read_line
 
 # first line by which a CSV file names its separator, as Excel reads it
 SEPARATOR_LINE = re.compile(r"sep=([,;:|\t])")
+# cell without a text in the tables of TED talks in many languages
+MISSING_TEXT = "__NULL__"
 # words in the names of the columns of the source and of the target, beside those of its language
 SIDE_WORDS = (("source", "src"), ("target", "tgt", "trg"))
 # column of each language, by its name or its number from 1
@@ -32,7 +34,7 @@ def read_table(
     In a table with tabs, every other character is text, also a quote. In CSV, quotes follow RFC
     4180. Some programs write CSV with semicolons: semicolons separate the columns if the first line
     contains a semicolon and no comma. A first line such as "sep=;" names the separator. Empty lines
-    are skipped.
+    are skipped. A cell `MISSING_TEXT` is an empty text.
 
     Args:
         path: Path of the file, plain or compressed.
@@ -58,6 +60,9 @@ def read_table(
         indices = _find_named_columns(first_row, column_names(languages, columns))
         if indices is not None:
             _refuse_repeated_names(first_row, indices, path)
+            second_row = next(rows, None)
+            _refuse_names_in_rows(second_row, first_row, indices, languages, path)
+            rows = chain([second_row] if second_row else [], rows)
         else:
             indices = _find_numbered_columns(first_row, is_csv, languages, columns, path)
             rows = chain([(first_line_number, first_row)], rows)
@@ -67,7 +72,10 @@ def read_table(
                     f"{path} line {line_number} must have {len(first_row)} columns, as line "
                     f"{first_line_number} has, got {len(row)}."
                 )
-            yield {language: row[index] for language, index in zip(languages, indices, strict=True)}
+            yield {
+                language: "" if row[index] == MISSING_TEXT else row[index]
+                for language, index in zip(languages, indices, strict=True)
+            }
 
 
 def _tsv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
@@ -127,6 +135,25 @@ def _refuse_repeated_names(first_row: Sequence[str], indices: Sequence[int], pat
             )
 
 
+def _refuse_names_in_rows(
+    second_row: tuple[int, Sequence[str]] | None,
+    first_row: Sequence[str],
+    indices: Sequence[int],
+    languages: Sequence[str],
+    path: Path,
+):
+    """Refuse a table whose rows have the languages of their texts in columns of their own."""
+    if second_row is None:
+        return
+    line_number, cells = second_row
+    if all(cells[index : index + 1] == [first_row[index]] for index in indices):
+        raise ValueError(
+            f"{path} must have names of columns only in its first line, got "
+            f"{_number_cells(cells)} in line {line_number}. Give the numbers of the columns with "
+            f"texts: {_columns_flag(languages)}."
+        )
+
+
 def _fold_names(row: Sequence[str]) -> list[str]:
     return [cell.strip().casefold() for cell in row]
 
@@ -165,16 +192,35 @@ def _find_numbered_columns(
         len(first_row) == 2 and not has_language and not other_names and not is_header(first_row)
     )
     if columns is None and not is_csv and is_pair:
+        _refuse_opposite_name(path, languages)
         return [0, 1]
     advice = _separator_advice(first_row, wanted_columns) if is_csv else ""
+    # of more columns, the first two need not be the texts
+    suggested_columns = other_names or ((1, 2) if is_pair else ())
     raise ValueError(
         f"{path} must have the columns {' and '.join(map(str, wanted_columns))}, got "
         f"{_number_cells(first_row)}.{advice} To read other columns, give their names, or their "
-        f"numbers if the first line is a pair: {_columns_flag(languages, other_names or (1, 2))}."
+        f"numbers if the first line is a pair: {_columns_flag(languages, suggested_columns)}."
     )
 
 
-def _columns_flag(languages: Sequence[str], columns: Sequence[str | int]) -> str:
+def _refuse_opposite_name(path: Path, languages: Sequence[str]):
+    """Refuse a table without names of columns whose file name has the target first.
+
+    The name of a public corpus, such as `news-commentary-v16.de-en.tsv`, has the languages in the
+    order of the columns.
+    """
+    source, target = languages
+    pair = f"{target}-{source}"
+    if re.search(rf"(?<![a-z]){re.escape(pair)}(?![a-z])", path.name, re.IGNORECASE):
+        raise ValueError(
+            f"columns must be given for {path}, because its name has {pair}, got none. If "
+            f"the first column is in {target}: {_columns_flag(languages, (2, 1))}."
+        )
+
+
+def _columns_flag(languages: Sequence[str], columns: Sequence[str | int] = ()) -> str:
+    columns = columns or ["COLUMN"] * len(languages)
     pairs = zip(languages, columns, strict=True)
     return f"--columns '{{{', '.join(f'{language}: {column}' for language, column in pairs)}}}'"
 
@@ -186,14 +232,22 @@ def is_header(cells: Sequence[str]) -> bool:
         cells: Cells of a row, such as "English" and "French", "en-US" and "fr", "eng_Latn" and
             "deu_Latn", or "Source term" and "Target term".
     """
+    names = {re.sub(r"[_-][a-z]{2,4}$", "", _fold_name(cell)) for cell in cells}
+    return len(names) == len(cells) and names <= side_names()
+
+
+def side_names() -> set[str]:
+    """Return names of a side of a corpus: codes and English names of languages, and "source".
+
+    Returns:
+        Names in lower case, without regions and scripts.
+    """
     # imported here, because only few files need the names of the languages
     from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     three_letter_codes = (code.split("_")[0] for code in FAIRSEQ_LANGUAGE_CODES)
-    words = {*LANGUAGES, *LANGUAGES.values(), *three_letter_codes, *chain(*SIDE_WORDS)}
-    names = {re.sub(r"[_-][a-z]{2,4}$", "", _fold_name(cell)) for cell in cells}
-    return len(names) == len(cells) and names <= words
+    return {*LANGUAGES, *LANGUAGES.values(), *three_letter_codes, *chain(*SIDE_WORDS)}
 
 
 def _find_other_names(first_row: Sequence[str], languages: Sequence[str]) -> list[str]:

@@ -171,6 +171,13 @@ def test_a_folder_without_the_languages_is_refused_with_the_files_that_it_has(tm
         load_translations(str(tmp_path), None, "en", "de")
 
 
+def test_a_folder_with_a_test_set_in_xml_is_refused_with_its_files(tmp_path):
+    (tmp_path / "newstest2021.de-en.xml").write_text("<dataset/>\n", encoding="utf-8")
+    message = r"cannot be loaded, and has newstest2021\.de-en\.xml: it must have a table or records"
+    with pytest.raises(ValueError, match=message):
+        load_translations(str(tmp_path), None, "en", "de")
+
+
 def write_pair(folder, english, german):
     (folder / "train.en").write_bytes(english)
     (folder / "train.de").write_bytes(german)
@@ -344,7 +351,14 @@ def test_a_language_without_its_file_is_named(corpus):
 
 
 def test_a_missing_dataset_is_refused(tmp_path):
-    for name in ("notes.txt", "corpus.txt.ZIP", "corpus.tar.xz", "de.po", "pairs.XLSX"):
+    for name in (
+        "notes.txt",
+        "newstest.en.sgm",
+        "corpus.txt.ZIP",
+        "corpus.tar.xz",
+        "de.po",
+        "pairs.XLSX",
+    ):
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"Hub name, got 'a--b/c': no such folder"):
         load_translations("a--b/c", None, "en", "de")
@@ -355,6 +369,10 @@ def test_a_missing_dataset_is_refused(tmp_path):
             "notes.txt",
             "must be a file of records .*, a table .*, or the prefix of two text files, before .en"
             r".*notes.txt'\. If tabs separate its columns, give it the suffix .tsv\. If it has",
+        ),
+        (
+            "newstest.en.sgm",
+            r"newstest.en.sgm'\. Write the text of its segments to a text file for",
         ),
         ("de.po", r"got '.*de.po'\. Convert it to a translation memory \(\.tmx\)\."),
         ("pairs.XLSX", r"got '.*pairs.XLSX'\. Save it as a table \(\.csv\)\."),
@@ -389,6 +407,21 @@ def test_a_prefix_of_files_in_other_languages_is_refused_with_them(prefix, tmp_p
     )
     with pytest.raises(ValueError, match=message):
         load_translations(prefix, None, "en", "de")
+
+
+@pytest.mark.parametrize(
+    ("suffixes", "message"),
+    [
+        (("src.gz", "trg.gz"), r"in src, trg: set .*, or rename the files\."),
+        (("eng_Latn", "DEU"), r"in DEU, eng_Latn: set .*, or rename the files\."),
+        (("en.txt", "de.txt"), r"in de\.txt, en\.txt: rename the files, without \.txt\."),
+    ],
+)
+def test_a_prefix_of_files_with_other_endings_is_refused_with_them(suffixes, message, tmp_path):
+    for suffix in suffixes:
+        (tmp_path / f"news.{suffix}").touch()
+    with pytest.raises(ValueError, match=rf"before \.en and \.de, got '.*news', .* {message}"):
+        load_translations(str(tmp_path / "news"), None, "en", "de")
 
 
 @pytest.mark.parametrize("name", ["a[1]", "*", "a?"])
@@ -734,6 +767,13 @@ def test_a_folder_without_the_names_of_splits_lists_its_files(tmp_path):
     hint = r"with corpus\.de, corpus\.en\. To read corpus\.\*, set --dataset \S+moses/corpus\."
     with pytest.raises(ValueError, match=f"must be a file, or a folder with files named .*{hint}"):
         load_translations(str(tmp_path / "moses"), None, "en", "de")
+    for prefix in ("dev.tok", "train.tok"):
+        for language in ("en", "de"):
+            write_table(tmp_path / "tok" / f"{prefix}.{language}")
+    with pytest.raises(
+        ValueError, match=r"To read train\.tok\.\*, set --dataset \S+tok/train\.tok"
+    ):
+        load_translations(str(tmp_path / "tok"), None, "en", "de")
     for name in ("train-00000-of-00002.tsv", "validation.tsv"):
         write_table(tmp_path / "shards" / name)
     config = TrainConfig(dataset=str(tmp_path / "shards"), name=None)

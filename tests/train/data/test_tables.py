@@ -1,5 +1,6 @@
 """Tables and records with a column for each language: the same pairs in files of every kind."""
 
+import gzip
 import json
 import tempfile
 import zipfile
@@ -188,6 +189,24 @@ def test_a_first_line_with_a_pair_is_not_taken_for_names(pair, tmp_path):
     assert read(tmp_path / "x.tsv") == [pair]
 
 
+@pytest.mark.parametrize("name", ["news-commentary-v16.de-en.tsv", "DE-EN.tsv.gz"])
+def test_a_name_with_the_target_first_needs_the_columns(name, streaming, tmp_path):
+    text = b"b\ta\nd\tc\n"
+    write(tmp_path / name, gzip.compress(text) if name.endswith(".gz") else text)
+    message = rf"{name}, because its name has de-en, .* in de: --columns '{{en: 2, de: 1}}'\."
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / name, streaming)
+    assert read(tmp_path / name, streaming, {"en": 2, "de": 1}) == [("a", "b"), ("c", "d")]
+    for name in ("news.en-de.tsv", "nde-en.tsv"):
+        write(tmp_path / name, text)
+        assert read(tmp_path / name, streaming) == [("b", "a"), ("d", "c")]
+
+
+def test_a_missing_text_in_the_ted_talks_is_empty(tmp_path):
+    write(tmp_path / "x.tsv", "talk_name\ten\tde\n1\ta\t__NULL__\n1\tb\tc\n")
+    assert read(tmp_path / "x.tsv") == [("a", ""), ("b", "c")]
+
+
 def test_columns_are_found_by_name_in_any_order_and_case(tmp_path):
     write(tmp_path / "x.tsv", "\ufeffid\t DE\tEn\r\n1\tb\ta\r\n\r\n2\td\tc\r\n")
     assert read(tmp_path / "x.tsv") == [("a", "b"), ("c", "d")]
@@ -271,9 +290,16 @@ def test_each_corpus_of_a_mixture_has_its_own_columns(tmp_path):
         ("x.tsv", "English\tFrench\n", "columns en and de, got 1 'English', 2 'French'. To read"),
         ("x.tsv", "eng\tdeu_Latn\n", "columns en and de, got 1 'eng', 2 'deu_Latn'. To read"),
         ("x.tsv", "fr-FR\tit\n", "columns en and de, got 1 'fr-FR', 2 'it'. To read"),
-        ("x.tsv", "a\tb\tc\n", r"got 1 'a', 2 'b', 3 'c'.* --columns '{en: 1, de: 2}'"),
+        ("x.tsv", "a\tb\tc\n", r"3 'c'.* --columns '{en: COLUMN, de: COLUMN}'"),
+        # the columns of a test set of the Tatoeba challenge
+        (
+            "x.tsv",
+            "en\tde\tone\teins\n" * 2,
+            r"names of columns only in its first line, got 1 'en', 2 'de', 3 'one', 4 'eins' in "
+            r"line 2. Give the numbers .* --columns '{en: COLUMN, de: COLUMN}'",
+        ),
         ("x.tsv", "a\n", "must have the columns en and de, got 1 'a'"),
-        ("x.csv", "a,b\n", "must have the columns en and de, got 1 'a', 2 'b'"),
+        ("x.csv", "a,b\n", r"columns en and de, got 1 'a', 2 'b'.* --columns '{en: 1, de: 2}'"),
         ("x.tsv", "", "must have at least one line, got none"),
         ("x.csv", "\n\n", "must have the columns en and de, got"),
         ("x.tsv", "en\tde\n", "must have at least one pair, got none"),
