@@ -225,6 +225,26 @@ def test_the_command_writes_json_lines(folder, translate, capsys):
     assert found["log_probability"] == pytest.approx(total)
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("H-0\t-0.53\tone two", "a tab"),
+        ("0 ||| one two ||| F0= -3.4 ||| -0.5", "the separator |||"),
+        ('{"sentence_id": 0, "translation": "one two"}', "JSON or markup"),
+    ],
+)
+def test_the_output_of_other_programs_is_scored_with_a_warning(folder, capsys, caplog, line, name):
+    path = folder / "hypotheses.txt"
+    path.write_text(f"{line}\n", encoding="utf-8")
+    (folder / "source.txt").write_text("one two\n", encoding="utf-8")
+    files = ["--source", str(folder / "source.txt"), "--target", str(path)]
+    assert main(["score", str(folder / "model"), *files]) == 0, capsys.readouterr().err
+    assert caplog.messages == [
+        f"The first line of {path} has {name}, but whole lines are read: give a file with only a "
+        "sentence on each line."
+    ]
+
+
 def test_a_score_of_one_text_needs_a_list(translate):
     for inputs, translations in (("Hi.", ["Ja."]), (["Hi."], "Ja."), (iter(["Hi."]), ["Ja."])):
         with pytest.raises(TypeError, match=r"must be a list of texts, got (str|list_iterator)"):

@@ -40,7 +40,7 @@ from .config import TrainConfig, refuse_one_language
 from .data.corpus import texts_of
 from .data.mojibake import GARBLED
 from .data.prepare import explaining_recipe, load_texts
-from .data.text_files import lines_of, opened, read_lines, refuse_other_format
+from .data.text_files import opened, read_sentences, refuse_other_format
 from .devices.distribution import (
     in_all_processes,
     join_processes,
@@ -50,7 +50,7 @@ from .devices.distribution import (
 from .ending import noticing_requests
 from .recipe import RECIPE_FILE
 from .run_folder.files import read_recipe
-from .translate import add_search_flags, load_ensemble, one_line, search_lines
+from .translate import NO_SENTENCE, add_search_flags, load_ensemble, one_line, search_lines
 
 logger = logging.getLogger(__name__)
 
@@ -175,12 +175,17 @@ def _measure_text(task: Task) -> tuple[int, str]:
         raise ValueError(f"{names} must have at least one line, got none.")
     for path in task.files:
         with opened(Path(path)) as file:
-            if "\t" in next(read_lines(lines_of(file), path), ""):
-                logger.warning(
-                    "The first line of %s has a tab, but whole lines are translated; `cut -f 1` "
-                    "takes the first column of a file.",
-                    path,
-                )
+            first_line = next(read_sentences(file, Path(path)), "")
+        if "\t" in first_line:
+            logger.warning(
+                "The first line of %s has a tab, but whole lines are translated; `cut -f 1` "
+                "takes the first column of a file.",
+                path,
+            )
+        if NO_SENTENCE.match(first_line):
+            logger.warning(
+                "The first line of %s has JSON or markup, but whole lines are translated.", path
+            )
     return num_lines, sha256.hexdigest()
 
 
@@ -202,7 +207,7 @@ def _lines_to_translate(task: Task) -> Iterator[str]:
     for path in task.files:
         refuse_other_format(path)
         with opened(Path(path)) as file:
-            yield from read_lines(lines_of(file), path)
+            yield from read_sentences(file, Path(path))
     if task.files:
         return
     languages = (task.source_lang, task.target_lang)

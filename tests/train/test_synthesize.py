@@ -62,6 +62,23 @@ def test_lines_with_tabs_are_translated_with_a_warning(run, tmp_path, capsys, ca
     assert f"The first line of {table} has a tab, but whole lines are translated" in caplog.text
 
 
+def test_json_is_translated_with_a_warning(run, tmp_path, capsys, caplog):
+    path = tmp_path / "sockeye.out"
+    path.write_text('{"sentence_id": 1, "translation": "ant bee"}\n', encoding="utf-8")
+    out = ["--output_dir", str(tmp_path / "out")]
+    assert main(["distill", str(run), "--source", str(path), *out]) == 0, capsys.readouterr().err
+    assert f"The first line of {path} has JSON or markup, but whole lines" in caplog.text
+
+
+def test_training_files_of_iwslt_are_translated_without_their_metadata(run, tmp_path, capsys):
+    path = tmp_path / "train.tags.en-de.en"
+    path.write_text("<url>http://a.b/c</url>\n<title>ant bee</title>\n cat \n", encoding="utf-8")
+    out = tmp_path / "out"
+    words = ["distill", str(run), "--source", str(path), "--output_dir", str(out)]
+    assert main(words) == 0, capsys.readouterr().err
+    assert [pair["en"] for pair in pairs_of(out)] == ["ant bee", "cat"]
+
+
 def test_the_corpus_is_on_the_disk_before_the_blocks_are_removed(run, tmp_path, monkeypatch):
     out, flush, flushed = tmp_path / "out", os.fsync, []
     words = ["distill", str(run), "--output_dir", str(out)]
