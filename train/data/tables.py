@@ -1,6 +1,7 @@
 """Read pairs from tables: a pair on each line, with tabs or commas between the columns."""
 
 import csv
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -11,6 +12,8 @@ import pyarrow.compute as pc
 
 from ...console import LONGEST_VALUE, shortened
 from .text_files import MAX_LINE_BYTES, count_lines, lines_of, opened, read_lines
+
+logger = logging.getLogger(__name__)
 
 # first line by which a CSV file names its separator, as Excel reads it
 SEPARATOR_LINE = re.compile(r"sep=([,;:|\t])")
@@ -66,16 +69,36 @@ def read_table(
         else:
             indices = _find_numbered_columns(first_row, is_csv, languages, columns, path)
             rows = chain([(first_line_number, first_row)], rows)
+        is_quoted = False
         for line_number, row in rows:
             if len(row) != len(first_row):
                 raise ValueError(
                     f"{path} line {line_number} must have {len(first_row)} columns, as line "
                     f"{first_line_number} has, got {len(row)}."
                 )
+            if not (is_csv or is_quoted) and any(_is_quoted(row[index]) for index in indices):
+                is_quoted = True
+                logger.warning(
+                    "%s line %d has quotes as in CSV, which are read as text. To remove them, give "
+                    "the file the suffix .csv, and add the line sep=TAB, with a tab instead of "
+                    "TAB, before the first line.",
+                    path,
+                    line_number,
+                )
             yield {
                 language: "" if row[index] == MISSING_TEXT else row[index]
                 for language, index in zip(languages, indices, strict=True)
             }
+
+
+def _is_quoted(cell: str) -> bool:
+    """Return whether a program has put quotes around a text with quotes, and doubled these."""
+    inner_text = cell[1:-1]
+    return (
+        '""' in inner_text
+        and cell[0] == cell[-1] == '"'
+        and '"' not in inner_text.replace('""', "")
+    )
 
 
 def _tsv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:

@@ -159,6 +159,21 @@ def test_quotes_are_text_in_tabs_and_quote_in_csv(tmp_path):
     assert read(tmp_path / "x.csv") == [("a\nb", 'c, "d"'), ("f", '5" e')]
 
 
+def test_quotes_of_csv_in_a_table_with_tabs_are_text_with_a_warning(tmp_path, caplog):
+    rows = [("a", "b"), ('"a"', '""b""'), ('say "a"', "b"), ("c", '"d"')]
+    write(tmp_path / "x.tsv", as_tsv(rows))
+    assert read(tmp_path / "x.tsv") == rows
+    assert caplog.messages == []
+    # pandas and Excel write tables so
+    text = as_csv(rows, delimiter="\t")
+    write(tmp_path / "x.tsv", text)
+    assert read(tmp_path / "x.tsv")[2] == ('"say ""a"""', "b")
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{tmp_path / 'x.tsv'} line 3 has quotes as in CSV, which are read ")
+    write(tmp_path / "x.csv", f"sep=\t\n{text}")
+    assert read(tmp_path / "x.csv") == rows
+
+
 @pytest.mark.parametrize("separator", [",", ";", "|", "\t"])
 def test_a_csv_file_can_name_its_separator(separator, streaming, tmp_path):
     write(tmp_path / "x.csv", f"\ufeffsep={separator}\r\n{as_csv(PAIRS, delimiter=separator)}")
