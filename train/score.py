@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import logging
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -17,17 +15,15 @@ from .. import TranslationPipeline
 from ..console import add_trust_flag, parse_flags
 from ..loading import load
 from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW
-from .data.text_files import lines_of, opened, read_lines, refuse_other_format
-from .translate import NO_SENTENCE, add_language_flags, fitting_lines
+from .data.text_files import (
+    lines_of,
+    opened,
+    read_lines,
+    refuse_other_format,
+    warn_of_other_lines,
+)
+from .translate import add_language_flags, fitting_lines
 
-logger = logging.getLogger(__name__)
-
-# beginnings of lines that have more than a sentence, and their names for a warning
-OTHER_LINES = {
-    re.compile(r".*\t"): "a tab",
-    re.compile(r".* \|\|\| "): "the separator |||",
-    NO_SENTENCE: "JSON or markup",
-}
 # function that reads the lines of a file, some at a time
 Reader = Callable[[], Iterable[list[str]]]
 
@@ -128,7 +124,7 @@ def load_with_pairs(
     files = [settings.pop(side) for side in ("source", "target")]
     readers = [_reader(path) for path in files]
     for path, read in zip(files, readers, strict=True):
-        _warn_of_other_lines(next(iter(read()), [""])[0], path)
+        warn_of_other_lines(next(iter(read()), [""])[0], path)
     num_lines = _count_lines(files, readers)
     trust_remote_code = settings.pop("trust_remote_code")
     pipeline = load(settings.pop("run"), trust_remote_code=trust_remote_code)
@@ -171,17 +167,6 @@ def _read_windows(path: Path) -> Iterator[list[str]]:
         lines = read_lines(lines_of(file), str(path))
         while window := list(islice(lines, TEXTS_PER_WINDOW)):
             yield window
-
-
-def _warn_of_other_lines(first_line: str, path: Path):
-    for pattern, name in OTHER_LINES.items():
-        if pattern.match(first_line):
-            logger.warning(
-                "The first line of %s has %s, but whole lines are read: give a file with only a "
-                "sentence on each line.",
-                path,
-                name,
-            )
 
 
 def _count_lines(files: list[Path], readers: list[Reader]) -> int:

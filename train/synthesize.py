@@ -40,7 +40,7 @@ from .config import TrainConfig, refuse_one_language
 from .data.corpus import texts_of
 from .data.mojibake import GARBLED
 from .data.prepare import explaining_recipe, load_texts
-from .data.text_files import opened, read_sentences, refuse_other_format
+from .data.text_files import NO_SENTENCE, opened, read_sentences, refuse_other_format
 from .devices.distribution import (
     in_all_processes,
     join_processes,
@@ -50,7 +50,7 @@ from .devices.distribution import (
 from .ending import noticing_requests
 from .recipe import RECIPE_FILE
 from .run_folder.files import read_recipe
-from .translate import NO_SENTENCE, add_search_flags, load_ensemble, one_line, search_lines
+from .translate import add_search_flags, load_ensemble, one_line, search_lines
 
 logger = logging.getLogger(__name__)
 

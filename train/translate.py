@@ -37,6 +37,7 @@ from .data.lines import (
 )
 from .data.text_files import (
     MAX_LINE_BYTES,
+    NO_SENTENCE,
     lines_of,
     opened,
     read_lines,
@@ -60,8 +61,6 @@ TABS_WARNING = (
     "The first line of {} has a tab, but whole lines are translated. To translate one column, give "
     "--column, for example --column 1."
 )
-# first line of JSON lines, markup, an office document or a PDF
-NO_SENTENCE = re.compile(r'\{"|\[\{|<[A-Za-z!/?]|PK\x03\x04|%PDF')
 NO_SENTENCE_WARNING = (
     "The first line of {} has JSON or markup, but whole lines are translated. To translate a field "
     "of JSON lines, give --column."

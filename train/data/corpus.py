@@ -29,7 +29,14 @@ from . import tables, text_files, translation_memories
 from .cache import ensure_cached_file, naming_full_cache, refuse_unwritable_cache
 from .json_records import is_json, read_json
 from .tables import Columns, column_names, join_text_columns, read_table, side_names
-from .text_files import COMPRESSIONS, count_sentences, decode_line, opened, read_sentences
+from .text_files import (
+    COMPRESSIONS,
+    count_sentences,
+    decode_line,
+    opened,
+    read_sentences,
+    warn_of_other_lines,
+)
 from .translation_memories import read_memory
 
 # names of each split in files and in datasets. `datasets` also accepts the other names of the
@@ -786,6 +793,10 @@ def _read_pair_files(
         )
     if 0 in line_counts:
         raise ValueError(f"{paths[0]} must have at least one line, got none.")
+    if line_counts:
+        for path in paths:
+            with opened(path) as file:
+                warn_of_other_lines(next(read_sentences(file, path, repair=True)), path)
     is_training_split = split == "train"
     read_arguments: dict[str, Any] = {
         "paths": paths,

@@ -4,6 +4,7 @@ import bz2
 import codecs
 import gzip
 import io
+import logging
 import lzma
 import re
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from ...records import refuse_lfs_pointer
+
+logger = logging.getLogger(__name__)
 
 # first bytes of a gzip file
 GZIP_MAGIC = b"\x1f\x8b"
@@ -70,6 +73,14 @@ ADVICE = {
 IWSLT_PREFIX = "train.tags."
 IWSLT_METADATA = re.compile(r"\s*</?(doc|keywords|reviewer|speaker|talkid|translator|url)\b")
 IWSLT_TAGS = re.compile(r"</?(description|title)>")
+# first line of JSON lines, markup, an office document or a PDF
+NO_SENTENCE = re.compile(r'\{"|\[\{|<[A-Za-z!/?]|PK\x03\x04|%PDF')
+# beginnings of lines that have more than a sentence, and their names for a warning
+OTHER_LINES = {
+    re.compile(r".*\t"): "a tab",
+    re.compile(r".* \|\|\| "): "the separator |||",
+    NO_SENTENCE: "JSON or markup",
+}
 # longest line in a file or a pipe, line feed included
 MAX_LINE_BYTES = 1 << 20
 
@@ -222,6 +233,23 @@ def refuse_other_format(
             suffix, "write its sentences to a text file, one on each line"
         )
         raise ValueError(f"{path} must have a sentence on each line, got {suffix}: {what_to_do}.")
+
+
+def warn_of_other_lines(first_line: str, path: Path):
+    """Warn of a file that has more than a sentence on its first line, such as columns.
+
+    Args:
+        first_line: First line of the file.
+        path: Path of the file.
+    """
+    for pattern, name in OTHER_LINES.items():
+        if pattern.match(first_line):
+            logger.warning(
+                "The first line of %s has %s, but whole lines are read: give a file with only a "
+                "sentence on each line.",
+                path,
+                name,
+            )
 
 
 def has_iwslt_tags(path: Path) -> bool:

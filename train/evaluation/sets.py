@@ -9,8 +9,7 @@ from pathlib import Path
 from sacrebleu.dataset import DATASETS
 
 from ...configuration_vanilla_transformer import closest_name
-from ..data.text_files import lines_of, opened, read_lines, refuse_other_format
-from ..translate import NO_SENTENCE
+from ..data.text_files import NO_SENTENCE, lines_of, opened, read_lines, refuse_other_format
 
 logger = logging.getLogger(__name__)
 

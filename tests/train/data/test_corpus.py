@@ -33,6 +33,26 @@ def test_text_files_can_be_compressed_and_named_by_a_prefix(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('<srcset setid="newstest2014">', "JSON or markup"),
+        ('{"text": "one"}', "JSON or markup"),
+        ("0\tone", "a tab"),
+    ],
+)
+def test_text_files_with_more_than_sentences_are_read_with_a_warning(line, name, tmp_path, caplog):
+    write_pair(tmp_path, f"{line}\n".encode(), b"eins\n")
+    for _ in range(2):  # also if the pairs are in the cache
+        caplog.clear()
+        texts = load_translations(str(tmp_path), None, "en", "de")["train"]["translation"][:]
+        assert texts == [{"en": line, "de": "eins"}]
+        assert caplog.messages == [
+            f"The first line of {tmp_path / 'train.en'} has {name}, but whole lines are read: give "
+            "a file with only a sentence on each line."
+        ]
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_training_files_of_iwslt_are_read_without_their_metadata(suffix, tmp_path):
     files = {
