@@ -54,20 +54,21 @@ def pairs_of(folder):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_lines_with_tabs_are_translated_with_a_warning(run, tmp_path, capsys, caplog):
-    table = tmp_path / "pairs.tsv"
-    table.write_text("ant bee\tbee ant\n", encoding="utf-8")
-    out = ["--output_dir", str(tmp_path / "out")]
-    assert main(["distill", str(run), "--source", str(table), *out]) == 0, capsys.readouterr().err
-    assert f"The first line of {table} has a tab, but whole lines are translated" in caplog.text
-
-
-def test_json_is_translated_with_a_warning(run, tmp_path, capsys, caplog):
-    path = tmp_path / "sockeye.out"
-    path.write_text('{"sentence_id": 1, "translation": "ant bee"}\n', encoding="utf-8")
+@pytest.mark.parametrize(
+    ("name", "line", "found"),
+    [
+        ("pairs.tsv", "ant bee\tbee ant\n", "a tab"),
+        ("sockeye.out", '{"sentence_id": 1, "translation": "ant bee"}\n', "JSON or markup"),
+    ],
+)
+def test_lines_with_more_than_a_sentence_are_translated_with_a_warning(
+    name, line, found, run, tmp_path, capsys, caplog
+):
+    path = tmp_path / name
+    path.write_text(line, encoding="utf-8")
     out = ["--output_dir", str(tmp_path / "out")]
     assert main(["distill", str(run), "--source", str(path), *out]) == 0, capsys.readouterr().err
-    assert f"The first line of {path} has JSON or markup, but whole lines" in caplog.text
+    assert f"The first line of {path} has {found}, but whole lines are translated" in caplog.text
 
 
 def test_training_files_of_iwslt_are_translated_without_their_metadata(run, tmp_path, capsys):

@@ -167,10 +167,9 @@ def _loss_and_gradients(
         for index, (weight_tile, bias_tile, (column, is_in_tile)) in enumerate(
             zip(weight_tiles, bias_tiles, true_columns, strict=True)
         ):
-            exponentials = tiles.pop(0)
+            exponentials = tile = tiles.pop(0)
             if buffer is not None:
-                logits = _in_float32(exponentials, bias_tile, buffer)
-                exponentials = _exponentials(logits, offset)
+                exponentials = _exponentials(_in_float32(tile, bias_tile, buffer), offset)
             true_corrections = ((label_smoothing - 1) * exponential_sums).where(is_in_tile, 0.0)
             exponentials.sub_(smoothing_per_token * exponential_sums).scatter_add_(
                 1, column, true_corrections
@@ -185,8 +184,8 @@ def _loss_and_gradients(
             )
             if grad_bias is not None:
                 grad_bias[tile_slice] += (1 / divisor).T[0] @ grad_logits.float()
-            # free the exponentials, which would otherwise stay in memory during the next block
-            del exponentials, grad_logits
+            # free the tile, which would otherwise stay in memory during the next block
+            del tile, exponentials, grad_logits
         grad_block.copy_(grad_scaled / divisor)
     return loss_sum, (grad_states, grad_weight, grad_bias)
 
