@@ -168,10 +168,13 @@ def _find_languages_and_fields(
     found_languages: set[str] = set()
     # path of each field, by its name, in which dots separate the names of nested fields
     found_fields: dict[str, tuple[str, ...]] = {}
+    found_without_fields = "no records"
     for name in names:
         for chunk in _read_chunks(name, name):
             for record in _parse_records(chunk.decode(errors="replace"), name):
                 if not isinstance(record, dict):
+                    value = json.dumps(record, ensure_ascii=False)
+                    found_without_fields = f"a record that is not an object, {value}"
                     continue
                 found_fields |= _field_paths(record)
                 translation = record.get(TRANSLATION_COLUMN)
@@ -194,9 +197,10 @@ def _find_languages_and_fields(
         )
         if columns:
             rule, advice = f"the columns {' and '.join(map(repr, columns))}", ""
+        found = ", ".join(sorted(found_fields)) or found_without_fields
         raise ValueError(
             f"{', '.join(names)} must have {rule}, got "
-            f"{shortened(', '.join(sorted(found_fields)), 3 * LONGEST_VALUE) or 'no records'}."
+            f"{shortened(found, 3 * LONGEST_VALUE)}."
             f"{advice if found_fields else ''}"
         )
     return sorted(found_languages), ()
@@ -326,10 +330,16 @@ def _convert_list_to_lines(first_chunk: bytes, file: IO[bytes], name: str) -> It
             yield "\n".join(lines).encode()
         if len(text) > MAX_RECORD_BYTES:
             break
-    if text.strip() != "]":
+    rest = text.strip()
+    if rest.startswith("]") and rest != "]":
+        raise ValueError(
+            f"{name} must hold records that are objects, in one list or one on each line, got "
+            f"after the list: {rest[1:].strip()[:100]!r}."
+        )
+    if rest != "]":
         raise ValueError(
             f"{name} record {num_read + 1} must be a JSON record of at most {MAX_RECORD_BYTES:,} "
-            f"bytes in a list, got {text.strip()[:100]!r}."
+            f"bytes in a list, got {rest[:100]!r}."
         )
 
 

@@ -168,13 +168,14 @@ def test_a_list_of_records_is_read_in_parts(streaming, small_chunks, tmp_path):
     ("content", "message"),
     [
         (json.dumps(GOOD)[:-1], "record 61 must be a JSON record .* in a list, got ''"),
-        (json.dumps(GOOD) + "5", "record 61 must be a JSON record .* in a list, got '\\]5'"),
+        (json.dumps(GOOD) + "5", "must hold records .* in one list or .*, got after the list: '5'"),
+        ('["a", "b"]\n["c", "d"]\n', 'must hold records that are objects, .* got .*: \'\\["c", '),
         (json.dumps(GOOD)[:-1] + ",]", "record 61 must be a JSON record .* got ',\\]'"),
         (json.dumps(GOOD).replace(", {", "; {", 1), "record 2 must be a JSON record .* got '; "),
         (f"[{'[' * 100_000}", "must hold JSON records, got one that is nested too deeply"),
         (f'{{"a": {"[" * 100_000}', "must hold JSON records, got one that is nested too deeply"),
     ],
-    ids=["no end", "more", "comma", "no comma", "deep list", "deep record"],
+    ids=["no end", "more", "lines of lists", "comma", "no comma", "deep list", "deep record"],
 )
 def test_a_damaged_list_is_refused(content, message, streaming, tmp_path):
     (tmp_path / "train.json").write_text(content)
@@ -221,6 +222,12 @@ def test_invalid_json_is_refused_with_its_record(streaming, tmp_path):
             read(tmp_path, streaming)
     path.write_bytes("\n".join(lines).encode("utf-16"))
     with pytest.raises(ValueError, match=r"train\.jsonl must be UTF-8, got UTF-16"):
+        read(tmp_path, streaming)
+
+
+def test_records_without_names_are_refused(streaming, tmp_path):
+    (tmp_path / "train.json").write_text('[["a", "\u00e4"], ["c", "d"]]')
+    with pytest.raises(ValueError, match=r'got a record that is not an object, \["c", "d"\]\.'):
         read(tmp_path, streaming)
 
 
