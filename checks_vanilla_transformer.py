@@ -211,7 +211,8 @@ def check_search_settings(config: GenerationConfig):
     if config.early_stopping is True:
         raise ValueError(
             "early_stopping must not be True with length_penalty_alpha, whose search stops when no "
-            "open hypothesis can still win; length_penalty_alpha=None selects that of transformers."
+            "open hypothesis can still win; length_penalty_alpha=None selects the search of "
+            "transformers."
         )
     if config.eos_token_id is None and beams is not None and beams > 1:
         raise ValueError("eos_token_id must be set for length_penalty_alpha, got None.")
@@ -336,7 +337,7 @@ def vocab_size_of(model: Any) -> int:
     try:
         embedding = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
-        # a module of torch in place of a stack
+        # the encoder or the decoder may be a plain module of torch
         embedding = model
     num_rows = getattr(embedding, "num_embeddings", None)
     if num_rows is not None:

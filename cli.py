@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         "checkpoints", "at most one of these flags; without a flag, the recipe decides"
     )
     group.add_argument(
-        "--num_checkpoints", type=int, help="average this number of checkpoints, the last ones"
+        "--num_checkpoints", type=int, help="average the last NUM_CHECKPOINTS checkpoints"
     )
     group.add_argument(
         "--minutes", type=float, help="average the checkpoints of the last minutes of training"
@@ -147,7 +147,12 @@ def _tokenize(arguments: argparse.Namespace, command_arguments: list[str]):
     with fast_imports():
         from .train.recipe import MEASURED_PREVIEW, parse_arguments
 
-    config, switches = parse_arguments(command_arguments, "vanilla-transformer tokenize")
+    config, switches = parse_arguments(
+        command_arguments,
+        "vanilla-transformer tokenize",
+        "Learn the vocabulary of a recipe, and save it in the run folder. The flags are those of\n"
+        "`train`, but --resume, --dry_run measured and --tokenizer are refused.",
+    )
     if switches.resume:
         raise ValueError("--resume must not be given to tokenize: there is nothing to resume.")
     if switches.dry_run == MEASURED_PREVIEW:

@@ -273,9 +273,9 @@ class SearchMixin(_Base):
         given_config: GenerationConfig | None,
         kwargs: dict[str, Any],
     ) -> tuple[GenerationConfig | None, list[StoppingCriteria]]:
-        """Check the settings of a search by custom code, limit its length as `_limit_length` does.
+        """Check the settings of a search by custom code, and limit its length as `_limit_length`.
 
-        The settings of the engine are left out.
+        The settings of the engine are removed from `kwargs`: custom code does not know them.
         """
         config, model_inputs = self._resolve_settings(given_config, kwargs)
         # custom code may combine any length penalties
@@ -304,11 +304,11 @@ class SearchMixin(_Base):
     def _encode_as_forward(
         self, config: GenerationConfig, inputs: dict[str, Any], kwargs: dict[str, Any]
     ):
-        """Encode here if the library would call the encoder in another way than `forward` does.
+        """Encode the source here if the library would call the encoder with wrong arguments.
 
-        The library passes arguments of the decoder or of the head too, which the released encoder
-        refuses. To a changed encoder, it passes further arguments that `forward` does not pass, but
-        no mask if the encoder has another name for `**kwargs`.
+        The library also passes arguments of the decoder or of the head, which the released encoder
+        refuses. A changed encoder would get arguments that `forward` does not pass. It would get no
+        mask if its `**kwargs` have another name.
         """
         encoder = self.get_encoder()
         is_released = getattr(encoder.forward, "__qualname__", "") == ENCODER_FORWARD
@@ -345,7 +345,7 @@ class SearchMixin(_Base):
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any
     ):
-        """Prepare the cache as the library does, or none, with a warning, if it would be wrong."""
+        """Prepare the cache of the library; if this cache would be wrong, warn and use no cache."""
         is_of_engine = isinstance(model_kwargs.get(CACHE_NAME), EngineCache)
         if generation_config.use_cache is False or is_of_engine:
             return
@@ -389,8 +389,8 @@ class SearchMixin(_Base):
     ) -> tuple[GenerationConfig | None, list[StoppingCriteria]]:
         """Limit the length of translations by their sources.
 
-        A maximum length of the batch is set in `kwargs`, or in a copy of the user's configuration,
-        which is returned; the criterion returned limits each sentence.
+        The maximum length of the batch is set in `kwargs`, or in a copy of the user's
+        configuration, which is returned. The returned criterion limits the length of each sentence.
         """
         prompt_length = self._count_prompt_tokens(config, inputs)
         max_length = self._default_max_length(
@@ -442,7 +442,7 @@ class SearchMixin(_Base):
     def _default_max_length(
         self, config: GenerationConfig, source_length: int, prompt_length: int, has_max_length: bool
     ) -> int | None:
-        """Return the maximum length by the longest source, or None to keep the configured one."""
+        """Return the maximum length for the longest source, or None to keep the configured one."""
         has_learned_positions = self.config.position_encoding == "learned"
         # the decoder never reads the last token of a target, so this token needs no position
         longest_target = math.inf
@@ -489,7 +489,7 @@ class SearchMixin(_Base):
                 raise ValueError(
                     f"{name} needs the inference engine, which cannot be used: {reason}."
                 )
-        # a warning against the cache names its reason itself
+        # if the decoder cannot use a cache, `_prepare_cache_for_generation` warns instead
         if modules_reason is None and reason_against_cache(self.get_decoder()) is None:
             warn_once(
                 "%s.generate uses the model's own modules, not the faster inference engine, "
@@ -547,7 +547,8 @@ class SearchMixin(_Base):
             decoding = ModuleDecoding(self, config, kwargs, synced_gpus)
         else:
             decoding = begin_decoding(choice.engine, kwargs, config.num_beams)
-            # the output contains the scores of all sentences in every step, so none may leave
+            # the output contains the scores of all sentences in every step, so a finished sentence
+            # must stay in the batch
             decoding.is_fixed = bool(config.return_dict_in_generate)
         search_arguments = (decoding, input_ids, logits_processor, other_criteria, config, alpha)
         if terms is not None:
@@ -576,7 +577,7 @@ class SearchMixin(_Base):
                 " and ".join(sorted(shared_names)),
             )
             state_dict = dict(kwargs.get("state_dict") or self.state_dict())
-            # otherwise the library would leave them out, and initialize them when it loads
+            # otherwise the library would not save these weights, and loading would initialize them
             state_dict |= {
                 name: state_dict[name].clone() for name in shared_names & state_dict.keys()
             }
@@ -613,7 +614,7 @@ class SearchMixin(_Base):
             {(name, getattr(weight, "shape", None)) for name, weight in each.items()}
             for each in (state, released_state)
         )
-        # a given dictionary may have tied weights once
+        # a state dictionary from the user may contain tied weights under only one of their names
         missing_copies = self.all_tied_weights_keys.keys() - state.keys()
         names = {name for name, _ in weights ^ released_weights}
         if different_names := sorted(names - missing_copies):

@@ -300,7 +300,7 @@ def library_difference(model: nn.Module) -> str | None:
         difference, methods = _class_difference(module_class, allowed_classes, file_differences)
         attributes = dict(vars(module))
         if module_class is nn.TransformerDecoderLayer:
-            # torch itself hides the activation of a copied layer
+            # in a copied layer, torch itself sets an attribute that shadows the module `activation`
             attributes.pop("activation", None)
         difference = difference or _instance_difference(attributes, methods)
         is_causal = getattr(module, "is_causal", None)

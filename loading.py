@@ -158,7 +158,7 @@ def load(
         name: Run folder, checkpoint of a run, model folder or Hub name. Adapters of peft are merged
             into the base model that their configuration names.
         device: Device of the model; by default the CUDA GPU if there is one, otherwise the CPU.
-        trust_remote_code: Run the Python code that is saved with the model.
+        trust_remote_code: Whether to run the Python code that is saved with the model.
         int8: Whether to quantize the linear layers to int8, for which the model is first converted
             to float32.
         **settings: Settings of `TranslationPipeline` and of `generate`, such as `src_lang`,
@@ -196,7 +196,7 @@ def load_run(
     Args:
         run: Run folder, checkpoint of a run, model folder, Hub name, or a pipeline, whose model and
             tokenizer are returned.
-        trust_remote_code: Run the Python code that is saved with the model.
+        trust_remote_code: Whether to run the Python code that is saved with the model.
         of_library: Whether to load any encoder-decoder of transformers; if false, only those that a
             run of this package trained.
 
@@ -370,7 +370,7 @@ def read_tokenizer(
 
     Args:
         source: Folder or Hub name.
-        trust_remote_code: Run the Python code that is saved with the tokenizer.
+        trust_remote_code: Whether to run the Python code that is saved with the tokenizer.
         remedy: Sentence that says what the user can do if the tokenizer needs this code.
 
     Returns:
@@ -576,7 +576,7 @@ def conversion_advice(path: Path) -> str:
 
 
 def is_allowed_on_hub(name: str) -> bool:
-    """Return whether the Hub allows a name. The Hub is not asked.
+    """Return whether a name is valid on the Hub, without a request to the Hub.
 
     Args:
         name: Name, with or without a user.
@@ -596,8 +596,8 @@ def is_allowed_on_hub(name: str) -> bool:
 def check_local(source: str | Path, rule: str, kind: str = "model"):
     """Refuse a source that is neither a local folder nor on the Hub, before anything is loaded.
 
-    The Hub is not asked if the parent folder of the source exists, or the name is not valid on the
-    Hub.
+    No request is sent to the Hub if the parent folder of the source exists, or the name is not
+    valid on the Hub.
 
     Args:
         source: Folder or Hub name.

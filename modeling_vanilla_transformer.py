@@ -462,9 +462,9 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             init.normal_(module.weight, std=gain * self.config.d_model**-0.5)
 
     def post_init(self):
-        """Initialize the weights as transformers does, and find weights that parts share.
+        """Initialize the weights as transformers does, and register the tied weights of all parts.
 
-        The encoder may be a model of transformers that took the place of the released one.
+        A part may be a model of transformers, which has tied weights of its own.
         """
         super().post_init()
         self.all_tied_weights_keys |= self.get_expanded_tied_weights_keys(all_submodels=True)

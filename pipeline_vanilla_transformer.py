@@ -1,4 +1,4 @@
-"""Translation pipeline: text in, text out. transformers has had none since version 5.
+"""Translation pipeline: text in, text out. transformers 5 has no such pipeline.
 
 This file turns texts into batches of token ids, calls the model's `generate`, and turns the result
 into texts. The file is copied to the Hub with the model, and `custom_pipelines` of the model's
@@ -995,9 +995,10 @@ class TranslationPipeline(Pipeline):
     def _pop_own_rows(
         self, search_settings: dict[str, Any], num_texts: int, is_scored: bool
     ) -> dict[str, Tensor]:
-        """Remove the arguments of a changed model from the settings: each text has its row.
+        """Remove the arguments that a changed model declares from the settings, and return them.
 
-        Other settings than tensors stay, but scores and alignments would ignore them.
+        Each argument is a tensor with a row for each text. Other values stay in the settings. They
+        are refused with scores and alignments, which would ignore them.
         """
         # models of transformers have no arguments of this kind
         own_arguments: set[str] = getattr(self.model, "_own_arguments", set)()
@@ -1095,7 +1096,7 @@ def languages_of(task: str) -> dict[str, str]:
     """Read the languages from the name of a task.
 
     Args:
-        task: Such as "translation" or "translation_en_to_de".
+        task: Name of the task, such as "translation" or "translation_en_to_de".
 
     Returns:
         `src_lang` and `tgt_lang`, if the task names them.

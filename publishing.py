@@ -71,7 +71,7 @@ def push_to_hub(
         token: Token for the Hub; None for the one that `hf auth login` saved.
         commit_message: Message of the commit.
         revision: Branch to commit to, created if it does not exist; None for the main branch.
-        trust_remote_code: Run the Python code that is saved with the model.
+        trust_remote_code: Whether to run the Python code that is saved with the model.
 
     Returns:
         The commit, with its address in `commit_url`.
@@ -124,7 +124,7 @@ def export_for_hub(
         run: Run folder, model folder, Hub name, or a pipeline with its model and tokenizer.
         folder: Output folder; created if it does not exist.
         repo_id: Hub name in the loading example of the model card.
-        trust_remote_code: Run the Python code that is saved with the model.
+        trust_remote_code: Whether to run the Python code that is saved with the model.
 
     Raises:
         ValueError: If the run cannot be read, its tokenizer does not belong to its model, or its

@@ -134,7 +134,7 @@ def load_models(names: Iterable[str], trust_remote_code: bool) -> dict[str, dict
     Args:
         names: Run folders, model folders or Hub names, with or without their languages, as in
             "en-de=runs/demo".
-        trust_remote_code: Run the Python code that is saved with a model.
+        trust_remote_code: Whether to run the Python code that is saved with a model.
 
     Returns:
         The model for each source language and each of its target languages.

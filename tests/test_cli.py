@@ -59,6 +59,12 @@ def test_a_dry_run_of_tokenize_leaves_nothing(capsys, tmp_path):
     assert not folder.exists()
 
 
+def test_the_help_of_tokenize_says_which_flags_it_refuses(capsys):
+    with pytest.raises(SystemExit):
+        main(["tokenize", "--help"])
+    assert "--resume, --dry_run measured and --tokenizer are refused" in capsys.readouterr().out
+
+
 def test_average_evaluate_and_the_table(run, capsys):
     assert main(["average", str(run), "--num_checkpoints", "2"]) == 0
     assert "the mean of 2 checkpoints" in capsys.readouterr().out

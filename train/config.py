@@ -197,7 +197,8 @@ class TrainConfig:
     )
     max_length_ratio: float | None = setting(
         None,
-        "largest ratio between the token counts of a pair's longer and shorter side",
+        "drop pairs whose longer side has more than this number of times the tokens of the shorter "
+        "side",
         fixed_on_resume=True,
         at_least=1,
     )
@@ -268,13 +269,13 @@ class TrainConfig:
     )
     max_steps: int = setting(100000, "training steps, sec. 5.2", at_least=1)
     warmup_steps: int = setting(
-        4000, "first steps, in which the learning rate rises, sec. 5.3", at_least=1
+        4000, "number of first steps, in which the learning rate rises, sec. 5.3", at_least=1
     )
     learning_rate_factor: float = setting(1.0, "factor on the learning rate of sec. 5.3", above=0)
     cooldown_steps: int = setting(
         0,
-        "last steps, in which the learning rate decays linearly, also before the end of "
-        "max_minutes; the paper has none, Hägele et al. 2024",
+        "number of last steps, in which the learning rate decays linearly, also if max_minutes "
+        "ends the run; the paper has no cooldown, Hägele et al. 2024",
         at_least=0,
     )
     adam_beta1: float = setting(0.9, "beta_1 of Adam, sec. 5.3", at_least=0, below=1)
@@ -297,8 +298,8 @@ class TrainConfig:
     )
     compile: bool = setting(
         False,
-        "compile the model, for a GPU: the first steps take minutes longer, the others are faster. "
-        "On a CPU they are slower",
+        "compile the model; on a GPU, the first steps take minutes longer, and later steps are "
+        "faster; on a CPU, all steps are slower",
     )
     bpe_dropout: float = setting(
         0.0,
@@ -310,7 +311,7 @@ class TrainConfig:
     )
     bpe_dropout_target: float | None = setting(
         None,
-        "probability of skipping a merge of BPE in the targets; bpe_dropout if not given",
+        "probability of skipping a BPE merge in the targets; bpe_dropout if not given",
         fixed_on_resume=True,
         at_least=0,
         at_most=1,
@@ -368,7 +369,7 @@ class TrainConfig:
         1500, "steps between two checkpoints; 10 minutes in the paper", at_least=1
     )
     num_averaged_checkpoints: int = setting(
-        5, "number of checkpoints to average, the last ones, sec. 6.1", at_least=1
+        5, "number of last checkpoints to average, sec. 6.1", at_least=1
     )
     averaged_minutes: float | None = setting(
         None,

@@ -290,7 +290,7 @@ class _StallWatch:
         self.answer_time = time.monotonic()
 
     def exchange_heartbeats(self):
-        """Send the heartbeats of this process and read those of all; the store may never answer."""
+        """Send heartbeats of this process, and read those of all; a call may wait forever."""
         num_heartbeats = 0
         while not self.is_over.wait(self.interval):
             num_heartbeats += 1
@@ -324,7 +324,7 @@ class _StallWatch:
                 for name, (_, change_time) in self.last_heartbeats.items()
                 if now - change_time > self.max_silent_seconds
             ]
-            # without an answer of the store, the main process, which hosts the store, is silent
+            # if the store does not answer, its host, the main process, counts as silent
             if now - self.answer_time > self.max_silent_seconds:
                 silent_processes = [0]
             if silent_processes:

@@ -96,7 +96,7 @@ def evaluate(
         comet: COMET model to score with in addition; None for no COMET score.
         against: Other run; its saved translations of the same sentences are compared with these.
         output_dir: Folder for the results; by default the run folder.
-        trust_remote_code: Run the Python code that is saved with the model.
+        trust_remote_code: Whether to run the Python code that is saved with the model.
         columns: Column of each language in a table or in records; by default those of the run, if
             the dataset has columns. An empty mapping stands for columns with the languages as
             names.

@@ -111,7 +111,8 @@ def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
             intact_clause, reason = describe_intact_checkpoint(config.folder), str(error).strip()
             raise OSError(
                 f"a process that prepares batches died, {intact_clause}: resume with --resume, and "
-                f"with fewer num_workers if it was out of memory ({reason.splitlines()[0].strip()})"
+                "with fewer num_workers if the process ran out of memory "
+                f"({reason.splitlines()[0].strip()})"
             ) from error
 
 
@@ -125,7 +126,7 @@ def _train_and_average(run: Run, requests: StopRequests) -> int | None:
     stop = _run_steps(run, requests)
     if stop is not None:
         step, number = stop
-        # the signal is logged here and not in `_run_steps`, in which the progress bar is still open
+        # log the signal here, because the progress bar is still open in `_run_steps`
         if run.accelerator.is_main_process:
             _report_signal(number, f"step {step} is saved")
         end_run(run)
@@ -281,11 +282,11 @@ def _log_how_to_continue(run: Run):
     if run.is_patience_over:
         reason = f"a larger patience than {config.patience}"
     elif run.steps_done < config.max_steps:
-        reason = f"more max_minutes than {config.max_minutes:g}"
+        reason = f"a larger max_minutes than {config.max_minutes:g}"
     else:
-        reason = f"more max_steps than {config.max_steps:,}"
+        reason = f"a larger max_steps than {config.max_steps:,}"
         if config.max_minutes is not None:
-            reason += f", and more max_minutes than {config.max_minutes:g} if they are over"
+            reason += f", and a larger max_minutes than {config.max_minutes:g} if this time is over"
     logger.info("The run has ended with step %d: to continue it, give %s.", run.steps_done, reason)
 
 
@@ -446,7 +447,7 @@ def _log_step(run: Run, step: int, result: StepResult):
         epoch=round(step / run.step_dataset.steps_per_epoch, 4)  # type: ignore[union-attr]
         if run.state.stream_position is None
         else run.state.stream_position[STREAM_POSITIONS][0]["pass"],
-        # the scheduler already has the learning rate of the next step, so this one is computed
+        # computed, because the scheduler already has the learning rate of the next step
         learning_rate=run.learning_rate(step),
         grad_norm=float(result.grad_norm),
         skipped=run.state.num_skipped,

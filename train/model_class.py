@@ -306,7 +306,7 @@ def try_model(model: PreTrainedModel) -> bool:
     """Run `forward` and `generate` once, so that a broken model fails before training.
 
     Args:
-        model: New model on the CPU. One with GPU kernels cannot run there, and is not tried.
+        model: New model on the CPU. A model with GPU kernels cannot run there, so it is not tried.
 
     Returns:
         Whether the model has a loss of its own: with labels, its loss is not the mean cross entropy

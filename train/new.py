@@ -206,15 +206,14 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
         allow_abbrev=False,
         exit_on_error=False,
         description="Read a corpus as training would, and write a recipe for its number of pairs.",
-        epilog=f"{', '.join(f'--{name}' for name in REQUIRED_SETTINGS)} are needed. With "
-        f"--{MAX_MINUTES} a few steps are trained, and the numbers of steps fit into this time. "
-        "All other settings are changed in the recipe.",
+        epilog=f"With --{MAX_MINUTES}, the command trains a few steps, and writes numbers of steps "
+        "that fit into this time. All other settings can be changed in the recipe.",
     )
     # optional, because argparse would answer a missing name with its usage; `_new_recipe_path`
     # refuses it
     parser.add_argument("model", nargs="?", help="name of the model; the recipe is MODEL.yaml")
     arguments, corpus_settings = parse_settings(
-        parser, argv, "model", (*CORPUS_SETTINGS, MAX_MINUTES)
+        parser, argv, "model", (*CORPUS_SETTINGS, MAX_MINUTES), REQUIRED_SETTINGS
     )
     minutes = corpus_settings.pop(MAX_MINUTES, None)
     path = _new_recipe_path(arguments.model)
@@ -328,7 +327,7 @@ def _measure_steps_in(minutes: float, config: TrainConfig) -> tuple[int, float]:
     steps = int((PLANNED_SHARE * 60 * minutes - other_seconds) / costs.step)
     if steps < FEWEST_STEPS:
         raise ValueError(
-            f"{MAX_MINUTES} must be time for at least {FEWEST_STEPS} steps, which are "
+            f"{MAX_MINUTES} must be enough for at least {FEWEST_STEPS} steps, which take "
             f"{(FEWEST_STEPS * costs.step + other_seconds) / PLANNED_SHARE / 60:.2g} minutes on "
             f"this machine, got {minutes:g}."
         )

@@ -24,6 +24,7 @@ RECIPE_FILE = "recipe.yaml"
 MOST_CHARACTERS, MOST_LEVELS = 1_000_000, 20
 # entry of a recipe that lists its measured runs
 MEASURED_RUNS = "measured"
+TRAIN_DESCRIPTION = "Train a recipe, from raw text to averaged weights."
 # flag for a preview of a run, and its values: by default the preview only computes, the other one
 # trains a few steps
 DRY_RUN_FLAG, COMPUTED_PREVIEW, MEASURED_PREVIEW = "--dry_run", "computed", "measured"
@@ -250,13 +251,14 @@ def config_of(settings: Mapping[str, Any]) -> TrainConfig:
 
 
 def parse_arguments(
-    argv: list[str], prog: str = "vanilla_transformer.train"
+    argv: list[str], prog: str = "vanilla_transformer.train", description: str = TRAIN_DESCRIPTION
 ) -> tuple[TrainConfig, argparse.Namespace]:
     """Read a command line: `RECIPE --field value ... [--resume] [--dry_run [measured]]`.
 
     Args:
         argv: Command-line arguments.
         prog: Name of the command in the help text.
+        description: Text that says what the command does, for its help.
 
     Returns:
         Settings of the run, and the parsed arguments, such as `resume` and `dry_run`.
@@ -272,6 +274,7 @@ def parse_arguments(
         prog=prog,
         allow_abbrev=False,
         exit_on_error=False,
+        description=description,
         epilog=f"recipes:\n{recipe_lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -306,6 +309,7 @@ def parse_settings(
     argv: list[str],
     positional: str,
     names: Collection[str] = TrainConfig.__dataclass_fields__,
+    required: Collection[str] = (),
 ) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Read a command line with settings as flags.
 
@@ -314,6 +318,7 @@ def parse_settings(
         argv: Command-line arguments.
         positional: Name of the positional argument of the command.
         names: Settings that are flags of the command.
+        required: Settings whose default does not apply to the command.
 
     Returns:
         The parsed arguments, and the settings that are given.
@@ -327,11 +332,12 @@ def parse_settings(
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
+        note = "required" if name in required else f"default: {_flag_text(default)}"
         parser.add_argument(
             f"--{name}",
             metavar="VALUE",
             default=argparse.SUPPRESS,
-            help=f"{field.metadata['help']} (default: {_flag_text(default)})".replace("%", "%%"),
+            help=f"{field.metadata['help']} ({note})".replace("%", "%%"),
         )
     try:
         arguments, unknown_arguments = parser.parse_known_args(_attach_dry_run_values(argv))

@@ -100,7 +100,7 @@ def describe_changes(config: TrainConfig, old_config: TrainConfig) -> str:
 
 
 def refuse_late_cooldown(config: TrainConfig, old_config: TrainConfig, steps_done: int) -> None:
-    """Refuse a new cooldown that would have begun before the step to resume from.
+    """Refuse a new cooldown that is longer than the remaining steps.
 
     Args:
         config: New settings.

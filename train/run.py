@@ -386,7 +386,7 @@ def _checkpoint_to_resume(folder: Path, config: TrainConfig, resume: bool) -> Pa
         return None
     if not resume:
         raise ValueError(
-            f"output_dir must be new, or --resume be given, got {folder} with {newest.name}."
+            f"output_dir must be new, or --resume must be given, got {folder} with {newest.name}."
         )
     if damage_reports:
         logger.warning(
@@ -598,7 +598,7 @@ def _fill_in_micro_batch_size(
 
 @contextlib.contextmanager
 def naming_intact_checkpoint(folder: Path) -> Iterator[None]:
-    """Name the checkpoint to resume from in the error of a full disk.
+    """Add the name of the checkpoint to resume from to the error of a full disk.
 
     Args:
         folder: Run folder.

@@ -46,8 +46,8 @@ class StepResult:
 def smoothed_loss_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
     """Return the cross entropy with smoothed targets, summed over tokens. Section 5.4.
 
-    The true token gets the probability 1 - label_smoothing; the probability label_smoothing is
-    spread evenly over the whole vocabulary, the true token included.
+    The target distribution gives 1 - label_smoothing to the true token, and spreads label_smoothing
+    evenly over the whole vocabulary, including the true token.
 
     Args:
         logits: Logits of the next token, [B, T, V].

@@ -112,7 +112,7 @@ def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | 
 
     Args:
         task: Settings of the command.
-        trust_remote_code: Run the Python code that is saved with the model.
+        trust_remote_code: Whether to run the Python code that is saved with the model.
 
     Returns:
         Number of kept pairs, and of dropped ones by reason; None in processes other than the main
@@ -449,7 +449,9 @@ def _make_parser(command: str, prog: str) -> argparse.ArgumentParser:
         help="draw translations from the model (Edunov et al. 2018)",
     )
     sampling_group.add_argument("--temperature", type=float, help="temperature of sampling")
-    sampling_group.add_argument("--top_k", type=int, help="sample from this many best tokens")
+    sampling_group.add_argument(
+        "--top_k", type=int, help="sample from the TOP_K most probable tokens"
+    )
     sampling_group.add_argument(
         "--seed", type=int, default=1, help="seed of sampling (default: %(default)s)"
     )

@@ -373,7 +373,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         const=True,
         metavar="LANGUAGE",
         help="split each line into sentences, and translate each sentence separately; LANGUAGE, "
-        "such as en, gives the rules of splitting (default: the source language of the model)",
+        "such as en, selects the splitting rules (default: the source language of the model)",
     )
     term_group = parser.add_argument_group(
         "terms", "what a translation must or must not contain; case matters"
@@ -658,7 +658,7 @@ def glossary_targets(line: str, glossary: Mapping[str, str]) -> list[str]:
         glossary: Target term by source term, which is in NFC.
     """
     line = unicodedata.normalize("NFC", line)
-    # few lines contain a term, and `in` is much faster than a comparison of its ends
+    # `in` is tested first, because it is much faster than a search for whole words
     return [
         target
         for source, target in glossary.items()

@@ -232,12 +232,15 @@ def test_the_bar_counts_the_steps_that_the_time_allows(corpus, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
-        ({"max_steps": 1000, "max_minutes": 20 / 60}, "step 20: to continue it, give more max_min"),
-        ({"max_steps": 6}, "step 6: to continue it, give more max_steps than 6."),
+        (
+            {"max_steps": 1000, "max_minutes": 20 / 60},
+            "step 20: to continue it, give a larger max_min",
+        ),
+        ({"max_steps": 6}, "step 6: to continue it, give a larger max_steps than 6."),
         (
             {"max_steps": 6, "max_minutes": 60},
-            "step 6: to continue it, give more max_steps than 6, and more max_minutes than 60 if "
-            "they are over.",
+            "step 6: to continue it, give a larger max_steps than 6, and a larger max_minutes than "
+            "60 if this time is over.",
         ),
     ],
 )

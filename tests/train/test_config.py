@@ -307,6 +307,7 @@ def test_help_shows_a_value_as_the_flag_takes_it(capsys):
     assert "sec. 5.3 (default: 1e-09)" in shown
     assert "None)" not in shown
     assert "[--dry_run [measured]]" in shown
+    assert "Train a recipe, from raw text" in shown
 
 
 def test_changed_settings_of_a_step_are_described():

@@ -464,7 +464,7 @@ def test_batches_prepared_by_workers_are_the_same(corpus, whole_run, tmp_path):
 
 
 def test_a_run_is_not_overwritten(corpus, whole_run):
-    with pytest.raises(ValueError, match=r"--resume be given, got .* with step-12"):
+    with pytest.raises(ValueError, match=r"--resume must be given, got .* with step-12"):
         train(train_toys.toy_config(corpus, whole_run))
 
 

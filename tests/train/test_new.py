@@ -19,6 +19,7 @@ from vanilla_transformer.train.measuring import Costs
 from vanilla_transformer.train.new import (
     CORPUS_SETTINGS,
     MAX_MINUTES,
+    REQUIRED_SETTINGS,
     RULES,
     STEP_NUMBER_SETTINGS,
     Counts,
@@ -217,7 +218,7 @@ def test_a_time_without_a_hundred_steps_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setattr(measuring, "measure_costs", lambda config: costs)
     assert new(folder, "--max_minutes", "10") == 1
     assert (
-        "max_minutes must be time for at least 100 steps, which are 16 minutes on this machine, "
+        "max_minutes must be enough for at least 100 steps, which take 16 minutes on this machine, "
         "got 10." in capsys.readouterr().err
     )
     assert not Path("mine.yaml").exists()
@@ -299,6 +300,9 @@ def test_the_help_has_only_the_flags_of_a_corpus(capsys):
     assert [name for name in TrainConfig.__dataclass_fields__ if f"--{name} VALUE" in out] == [
         name for name in TrainConfig.__dataclass_fields__ if name in (*CORPUS_SETTINGS, MAX_MINUTES)
     ]
+    # `new` has no defaults for the corpus and its languages
+    assert out.count("(required)") == len(REQUIRED_SETTINGS)
+    assert set(re.findall(r"\(default: (.*?)\)", " ".join(out.split()))) == {"null", "[]"}
 
 
 def test_json_records_are_read_too(folder):

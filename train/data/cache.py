@@ -70,11 +70,11 @@ def refuse_unwritable_cache(folder: Path) -> None:
 
 @contextlib.contextmanager
 def naming_full_cache() -> Iterator[None]:
-    """Name the cache of `datasets` in the error of a full disk.
+    """Add the name of the cache of `datasets` to the error of a full disk.
 
     Raises:
-        OSError: If the disk is full. The error has no number, so that no caller takes the disk for
-            that of a run folder.
+        OSError: If the disk is full. The error has no `errno`, so that no caller concludes that the
+            disk of a run folder is full.
     """
     try:
         yield

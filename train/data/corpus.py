@@ -123,12 +123,12 @@ def load_translations(
         source_lang: Language to translate from.
         target_lang: Language to translate into.
         revision: Commit, branch or tag of a dataset on the Hub.
-        streaming: Read the training split during training, and do not store it.
+        streaming: Whether to read the training split during training, without storing it.
         columns: Column of each language in a table or in records; its name, or its number from 1
             in a table without names. By default the column names are the languages. Must be None
             for text files and memories.
-        repair: Replace bytes of the training split that are not UTF-8 by U+FFFD; training then
-            drops and counts these pairs. In all other splits such bytes are an error.
+        repair: Whether to replace bytes of the training split that are not UTF-8 by U+FFFD, so that
+            training drops and counts these pairs. In all other splits, such bytes are an error.
 
     Returns:
         Splits, each with the single column "translation".
@@ -227,7 +227,7 @@ def _load_with_datasets(
     if saved_files := _find_saved_files(Path(dataset)):
         load_arguments = {"path": "arrow", "data_files": saved_files}
     whole_path = str(Path(dataset).resolve())
-    # `datasets` reads another folder, of which this path is the pattern, or none
+    # `datasets` would read this path as a pattern, and load the folders that match it, or none
     if Path(dataset).is_dir() and not saved_files and glob.has_magic(whole_path):
         raise ValueError(
             "dataset must be a folder whose absolute path has no *, ? or [, which the library "
@@ -235,13 +235,13 @@ def _load_with_datasets(
         )
     if Path(dataset).exists() and "::" in whole_path:
         raise ValueError(
-            "dataset must have no :: in its absolute path, which the library datasets takes for "
-            f"the end of an address, got {whole_path!r}: rename the folder or the file."
+            "dataset must have no :: in its absolute path, because the library datasets reads :: "
+            f"as a separator of URLs, got {whole_path!r}: rename the folder or the file."
         )
     # `datasets` locks a file in its cache, even if it reads a dataset from there
     refuse_unwritable_cache(Path(datasets.config.HF_DATASETS_CACHE))
-    # without a network the library loads the prepared folder that was modified last, so update the
-    # time of the folders with these languages
+    # without a network, the library loads the prepared folder that was modified last. So update the
+    # modification time of the folders with these languages
     language_pair = "-".join(map(glob.escape, languages))
     for prepared_folder in _prepared_folder(dataset).glob(f"*/*/*-{language_pair}"):
         os.utime(prepared_folder)
@@ -356,8 +356,7 @@ def refuse_unloadable(dataset: str, *languages: str):
         *languages: Source and target language.
 
     Raises:
-        ValueError: If the dataset cannot be loaded. The Hub is asked only for a name that it
-            allows.
+        ValueError: If the dataset cannot be loaded. Only a valid Hub name is looked up on the Hub.
     """
     path = Path(dataset)
     if is_file_name(dataset) and not path.exists():
@@ -427,8 +426,8 @@ def _closest_prefix(path: Path, languages: Sequence[str]) -> str:
 
 
 def _format_advice(path: Path) -> str:
-    """Return a sentence with what to do with a file of an unknown kind, or an empty string."""
-    # the first suffix counts in the order of the table: a .txt can be in an archive
+    """Return advice for a file of an unknown kind, or an empty string."""
+    # the order of `FORMAT_ADVICE` decides between several suffixes: x.txt.zip is an archive
     suffixes = {suffix.lower() for suffix in path.suffixes}
     return next(
         (f" {advice}" for suffix, advice in FORMAT_ADVICE.items() if suffix in suffixes), ""
@@ -638,7 +637,7 @@ def _to_translation_schema(
 def _find_files(prefix: str, *suffixes: str) -> list[Path]:
     """Return the files with a prefix and one of some suffixes, plain or compressed.
 
-    The suffixes of formats and of compressions can have any case; a language is found as it is.
+    The case of a format or compression suffix is ignored. The case of a language must match.
     """
     folder, name = os.path.split(prefix)
     paths = sorted(path for path in Path(folder).glob(f"{glob.escape(name)}.*") if path.is_file())
@@ -822,7 +821,7 @@ def _read_pair_files(
             while rows := list(islice(pairs, ROWS_PER_BATCH)):
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
 
-    # with size and time of the modification, so that a changed file is read again
+    # size and modification time are part of the key, so that a changed file is read again
     stamps = [(path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     key = Hasher.hash([read_arguments, stamps, str(features)])
     rows = datasets.Dataset.from_file(str(ensure_cached_file(f"{key}.arrow", CODE_FILES, write)))
@@ -841,8 +840,8 @@ def texts_of(
         languages: Languages to extract.
         split: Name of the split, for an error.
         first_line: Number in the split, from 1, of the first row of the table, for an error.
-        repair: Replace bytes that are not UTF-8 by U+FFFD, as for text files, and a missing text
-            by an empty string.
+        repair: Whether to replace bytes that are not UTF-8 by U+FFFD, as in text files, and a
+            missing text by an empty string.
 
     Returns:
         Texts, a list for each language.

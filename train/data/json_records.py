@@ -110,7 +110,7 @@ def read_json(
     Args:
         builder: Builder for which `is_json` is true.
         languages: Source and target language.
-        streaming: Return streams, which read the files during training.
+        streaming: Whether to return streams, which read the files during training.
         columns: Field of each language; by default the texts are in the field "translation", or, if
             there is no such field, in fields with the languages as names.
 

@@ -9,10 +9,9 @@ A training sentence contains an evaluation sentence of the same language
 
 The units of an n-gram are words, or characters in Korean and in languages without spaces between
 words.
-The 70% are those of PaLM (Chowdhery et al. 2022, section 8), which counts how many 8-grams of an
-evaluation example occur anywhere in the training text. Two things differ here, because sentences
-are shorter than PaLM's examples: the n-grams are shorter, and a single training sentence must
-contain them.
+PaLM (Chowdhery et al. 2022, section 8) also uses 70%, but of the 8-grams of an evaluation example
+that occur anywhere in the training text. Sentences are shorter than PaLM's examples. Therefore, the
+n-grams here are shorter, and a single training sentence must contain them.
 """
 
 import re
@@ -40,7 +39,8 @@ NEAR_PERCENTAGE = 70
 MIN_NGRAMS = 4
 DEFINITION = (
     "exact: equal without case, punctuation and white space; near: one training sentence has at "
-    f"least {NEAR_PERCENTAGE}% of the {NGRAM_SIZE}-grams of the sentence, of at least {MIN_NGRAMS}"
+    f"least {NEAR_PERCENTAGE}% of the {NGRAM_SIZE}-grams of the sentence, which must have at least "
+    f"{MIN_NGRAMS} different ones"
 )
 SIDES = ("source", "target")
 KINDS = ("exact", "near")

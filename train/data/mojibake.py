@@ -19,8 +19,8 @@ _CAPITAL_LETTERS, _SMALL_LETTERS = (
     "".join(filter(has_case, map(chr, [*range(0x250), *range(0x1E00, 0x1F00)])))
     for has_case in (str.isupper, str.islower)
 )
-# all patterns begin with this set of characters, so a search skips quickly to the next one of them;
-# each alternative then checks by a lookbehind which of these characters it was
+# every match begins with one of these characters, so that a search skips quickly to the next one.
+# Each alternative then checks by a lookbehind which character it is
 GARBLED = re.compile(
     "[\ufffd\x80-\x9f\0ÂÃÅâ](?:{})".format(
         "|".join(

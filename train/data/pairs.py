@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 # source files that determine the cached token ids and verdicts, and are part of the cache key
 CODE_FILES = (__file__, mojibake.__file__, bpe_dropout.__file__)
 
-# verdicts on a pair: it is kept, or it is dropped for the first of these reasons that applies
+# verdicts on a pair: "kept", or the reason why the pair is dropped. If several reasons apply, the
+# verdict is the first one
 VERDICTS = ("kept", "wrong_encoding", "empty", "leak", "too_long", "length_ratio", "duplicate")
 KEPT, WRONG_ENCODING, EMPTY, LEAK, TOO_LONG, LENGTH_RATIO, DUPLICATE = range(len(VERDICTS))
 _TOKEN_IDS = datasets.List(datasets.Value("int32"))
@@ -227,8 +228,9 @@ def filter_pairs(
         max_length: Maximum number of tokens of either side, end token included.
         max_length_ratio: Maximum ratio of the longer side to the shorter side, in tokens without
             end tokens.
-        drop_duplicates: Keep only the first of several pairs with the same text. The search needs
-            40 bytes of memory for each pair, and searches a few million pairs at a time.
+        drop_duplicates: Whether to keep only the first of several pairs with the same text. The
+            search needs 40 bytes of memory for each pair, and searches a few million pairs at a
+            time.
         leaking_pairs: Indices of the pairs to drop because they contain a sentence of an evaluation
             split.
 
@@ -469,8 +471,8 @@ def prepare_pairs(
         max_length: Maximum number of tokens of either side, end token included.
         max_length_ratio: Maximum ratio of the longer side to the shorter side, in tokens without
             end tokens.
-        drop_duplicates: Keep only the first of several pairs with the same text, in all corpora
-            together.
+        drop_duplicates: Whether to keep only the first of several pairs with the same text, in all
+            corpora together.
         segmented_corpora: The same corpora with BPE-dropout, from `encode_pairs`: all corpora in
             the first segmentation, then all corpora in the second, and so on.
         leaking_pairs: Indices, over all corpora, of the pairs to drop because they contain a

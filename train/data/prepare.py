@@ -391,12 +391,12 @@ def _prepare_validation(
 
 @contextmanager
 def explaining_recipe(recipe: TrainConfig, path: Path, remedy: str) -> Iterator[None]:
-    """Add to an error about a missing corpus that a recipe names it, and where a path begins.
+    """Add to an error about a missing corpus which recipe names it, and where relative paths start.
 
     Args:
         recipe: Settings of a run.
         path: File of the recipe.
-        remedy: What to give with which flags of the command.
+        remedy: What to give instead of the path, and with which flags, as the end of a sentence.
 
     Raises:
         ValueError: The error of the block.
@@ -440,8 +440,8 @@ def _report_leaks(config: TrainConfig, texts: Texts) -> str:
         logger.info("sentences in the training text, %s", line)
     if not config.drop_leaks and any(counts["pairs"] for counts in leak_counts.values()):
         logger.warning(
-            "These sentences can make the scores too high. `--drop_leaks true` leaves the pairs "
-            "that contain them out of training."
+            "These sentences can make the scores too high. Set `--drop_leaks true` to leave the "
+            "training pairs that contain them out."
         )
     return "; ".join(leak_lines) or "none"
 

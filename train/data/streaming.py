@@ -133,8 +133,8 @@ class StreamedSteps(torch.utils.data.Dataset):
         filter_settings: Limits of `filter_pairs`, by the name of its argument.
         position: Position to resume from, from the `StepData` of an earlier step; by default the
             beginning.
-        leak_finder: Finder of evaluation sentences; a training pair that contains one is dropped.
-            None to drop no such pair.
+        leak_finder: Finder of evaluation sentences; training pairs that contain one are dropped.
+            If None, these pairs are kept.
 
     Raises:
         ValueError: If a corpus has no pair, the first block has no usable pair or has a sentence

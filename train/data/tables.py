@@ -45,7 +45,7 @@ def read_table(
         languages: Source and target language.
         columns: Column of each language. By default, the first line contains the languages as names
             of columns, or the table has tabs and two columns without names, source and target.
-        repair: Replace bytes that are not UTF-8 by U+FFFD.
+        repair: Whether to replace bytes that are not UTF-8 by U+FFFD.
 
     Yields:
         Text of each language.
@@ -92,7 +92,7 @@ def read_table(
 
 
 def _is_quoted(cell: str) -> bool:
-    """Return whether a program has put quotes around a text with quotes, and doubled these."""
+    """Return whether a cell is quoted as in CSV: in quotes, with each quote in the text doubled."""
     inner_text = cell[1:-1]
     return (
         '""' in inner_text
@@ -165,7 +165,7 @@ def _refuse_names_in_rows(
     languages: Sequence[str],
     path: Path,
 ):
-    """Refuse a table whose rows have the languages of their texts in columns of their own."""
+    """Refuse a table whose rows name the languages of their texts, in columns beside the texts."""
     if second_row is None:
         return
     line_number, cells = second_row
@@ -218,7 +218,7 @@ def _find_numbered_columns(
         _refuse_opposite_name(path, languages)
         return [0, 1]
     advice = _separator_advice(first_row, wanted_columns) if is_csv else ""
-    # of more columns, the first two need not be the texts
+    # if there are more than two columns, the texts need not be in the first two
     suggested_columns = other_names or ((1, 2) if is_pair else ())
     raise ValueError(
         f"{path} must have the columns {' and '.join(map(str, wanted_columns))}, got "
@@ -292,7 +292,7 @@ def _find_other_names(first_row: Sequence[str], languages: Sequence[str]) -> lis
 
 
 def _separator_advice(first_row: Sequence[str], wanted_columns: Sequence[str | int]) -> str:
-    """Return what to do if a row contains the names of the columns with another separator."""
+    """Return advice if the first row has the names of the columns with another separator."""
     for separator in (";", "|", "\t", ","):
         cells = [name for cell in first_row for name in cell.split(separator)]
         if len(cells) > len(first_row) and _find_named_columns(cells, wanted_columns):

@@ -75,7 +75,7 @@ IWSLT_METADATA = re.compile(r"\s*</?(doc|keywords|reviewer|speaker|talkid|transl
 IWSLT_TAGS = re.compile(r"</?(description|title)>")
 # first line of JSON lines, markup, an office document or a PDF
 NO_SENTENCE = re.compile(r'\{"|\[\{|<[A-Za-z!/?]|PK\x03\x04|%PDF')
-# beginnings of lines that have more than a sentence, and their names for a warning
+# patterns of lines that have more than a sentence, and what a warning says about such a line
 OTHER_LINES = {
     re.compile(r".*\t"): "a tab",
     re.compile(r".* \|\|\| "): "the separator |||",
@@ -106,7 +106,7 @@ def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Itera
     Args:
         lines: Lines of a file, from `lines_of`.
         name: Name of the file, for an error.
-        repair: Replace bytes that are not UTF-8 by U+FFFD.
+        repair: Whether to replace bytes that are not UTF-8 by U+FFFD.
 
     Yields:
         Lines without their line feeds.
@@ -262,12 +262,12 @@ def has_iwslt_tags(path: Path) -> bool:
 
 
 def read_sentences(file: IO[bytes], path: Path, repair: bool = False) -> Iterator[str]:
-    """Read the sentences of a text file; of IWSLT's training files, without metadata and tags.
+    """Read the sentences of a text file. In IWSLT's training files, skip metadata and tags.
 
     Args:
         file: File that is open for reading bytes.
         path: Path of the file.
-        repair: Replace bytes that are not UTF-8 by U+FFFD.
+        repair: Whether to replace bytes that are not UTF-8 by U+FFFD.
 
     Yields:
         Sentences, one from each line.

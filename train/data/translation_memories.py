@@ -19,9 +19,9 @@ LONGEST_TAG, MOST_TAGS = 35, 100
 def read_memory(path: Path, languages: Sequence[str]) -> Iterator[dict[str, str | None]]:
     """Read the pairs of a translation memory.
 
-    The language "en" also matches the tags of its regions, such as "en-US", except those of the
-    other language: of "de" and "de-CH", the tag "de-CH" belongs to the second one. A translation
-    unit with several texts of a language gives several pairs.
+    The language "en" also matches the tags of its regions, such as "en-US". A tag that matches both
+    languages belongs to the longer one: if the languages are "de" and "de-CH", the tag "de-CH"
+    belongs to "de-CH". A translation unit with several texts of a language gives several pairs.
 
     Args:
         path: Path of the file, plain or compressed.
@@ -49,8 +49,8 @@ def read_memory(path: Path, languages: Sequence[str]) -> Iterator[dict[str, str 
         if not any(sides):
             continue
         sources, targets = (side or [None] for side in sides)
-        # pair the first source with every target, and the other sources with the first target: each
-        # text occurs, without a pair for every combination
+        # pair the first source with every target, and the other sources with the first target, so
+        # that each text occurs in a pair, but not every combination
         pairs = [(sources[0], target) for target in targets]
         pairs += [(source, targets[0]) for source in sources[1:]]
         for pair in pairs:
@@ -131,7 +131,7 @@ class _MemoryParser:
             self._segment_parts.append(text)
 
     def _refuse_entity(self, name: str, *_: object):
-        raise ValueError(f"{self.path} must be TMX without entities of its own, got {name!r}.")
+        raise ValueError(f"{self.path} must be a TMX file that declares no entities, got {name!r}.")
 
 
 def _read_units(path: Path) -> Iterator[list[tuple[str, str]]]:
