@@ -748,6 +748,8 @@ def _reason_against_engine(
         if len(head_counts) > 1:
             return f"the layers of the {stack} have different numbers of heads"
         for attention in attentions:
+            if not isinstance(attention.scaling, int | float):
+                return f"an attention of the {stack} has a scaling that is not a number"
             if attention.k_proj.out_features != attention.q_proj.out_features:
                 return f"an attention of the {stack} has other heads of keys than of queries"
             if attention.v_proj.out_features != max(head_counts) * attention.d_v:
@@ -1149,12 +1151,16 @@ def _state_of(modules: list[tuple[str, Any, Any]], linear_class: Any) -> _ModelS
     large weights have no checksum, because the engine reads them from the model.
     """
     model = modules[0][1]
-    # a copy, with copies of the lists and mappings in it, because a program may change all of them
+    # a copy, with copies of the lists and mappings in it, because a program may change all of them.
+    # The released code reads no other attributes, which may be tensors or arrays
+    fields = type(model.config).__dataclass_fields__
     config = {
         name: copy.copy(value) if isinstance(value, list | dict) else value
         for name, value in vars(model.config).items()
+        if name in fields
     }
-    objects: list[Any] = [config, torch.get_float32_matmul_precision()]
+    precision = torch.get_float32_matmul_precision()
+    objects: list[Any] = [config, model.config._attn_implementation, precision]
     weight_states: list[Any] = []
     checksums, summed_rows, sums = [], [], []
     for name, module, _ in modules:

@@ -381,6 +381,15 @@ def test_unchanged_weights_are_packed_once(lively_model, source, searched):
     assert searched[0] is searched[1] is searched[2]
 
 
+def test_an_attribute_of_the_configuration_may_be_a_tensor(lively_model, source, searched):
+    model = lively_model()
+    model.config.prior = torch.rand(3)
+    expected = model.generate(**source, **PAPER)
+    model.config.prior = torch.rand(3)
+    assert model.generate(**source, **PAPER).tolist() == expected.tolist()
+    assert searched == [searched[0]] * 2
+
+
 def test_packed_weights_are_freed_with_the_model_and_in_training(lively_model, source, searched):
     model = lively_model()
     model.generate(**source, **PAPER)

@@ -31,6 +31,9 @@ from transformers import (
     GenerationMixin,
     masking_utils,
 )
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.generation import utils as generation_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import flash_attention_mask, sdpa_mask
 from translation_toys import TEXTS, make_model, make_tokenizer
@@ -509,6 +512,35 @@ def narrow_heads(model):
     attention.d_k = attention.d_v = 12
 
 
+def mix_positions(model):
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        layer.feed_forward.activation = ACT2FN["gelu"]
+        layer.feed_forward.activation.act = lambda x: 9 * (x - x.mean(dim=-2, keepdim=True))
+
+
+class NegatedEncoder(nn.Module):
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+        self.get_input_embeddings = encoder.get_input_embeddings
+
+    def forward(self, *args, **kwargs):
+        output = self.encoder(*args, **kwargs)
+        output.last_hidden_state = -output.last_hidden_state
+        return output
+
+
+def encode_in_another_way(model):
+    encoder = NegatedEncoder(model.model.encoder)
+    model.model.get_encoder = lambda modality=None: encoder
+
+
+def scale_each_head(model):
+    model.set_attn_implementation("eager")
+    # the eager function does not read it
+    model.model.decoder.layers[0].self_attention.scaling = torch.full((4, 1, 1), 2.0)
+
+
 UNPADDED = {
     look_ahead: "model.encoder.layers.0.self_attention has is_causal True",
     own_configuration: "model.encoder has a configuration other than that of the model",
@@ -517,6 +549,9 @@ UNPADDED = {
     forbid_a_token_and_scale: "the logits of the engine differ",
     call_in_another_way: "feed_forward has its own _call_impl",
     narrow_heads: "the layers of the decoder have different numbers of heads",
+    mix_positions: "activation has its own act",
+    encode_in_another_way: "VanillaTransformerModel has its own get_encoder",
+    scale_each_head: "an attention of the decoder has a scaling that is not a number",
 }
 
 
@@ -533,7 +568,7 @@ def test_a_change_that_padding_hides_is_searched(change, tokenizer):
         with pytest.raises(ValueError, match=UNPADDED[change]):
             model.generate(**inputs, **search, engine="required")
     is_same = before.tolist() == expected.tolist()
-    assert not is_same or change in (narrow_heads, forbid_a_token_and_scale)
+    assert not is_same or change in (narrow_heads, forbid_a_token_and_scale, scale_each_head)
 
 
 def hide_the_feed_forward(model):
@@ -775,6 +810,11 @@ def backward_mask(batch_idx, head_idx, q_idx, kv_idx):
     return kv_idx >= q_idx
 
 
+def rounded_weight(self, name, get=nn.Module.__getattr__):
+    value = get(self, name)
+    return value.round() if name == "weight" and type(self) is nn.Linear else value
+
+
 PATCHES = {
     "a method": (modeling.FeedForward, "forward", warmer),
     "a method of a base": (
@@ -810,6 +850,7 @@ PATCHES = {
         "__call__",
         lambda self, x: -nn.Module.__call__(self, x),
     ),
+    "a weight at each access": (nn.Module, "__getattr__", rounded_weight),
 }
 
 
@@ -846,6 +887,34 @@ def test_a_patched_search_of_the_library_runs(tokenizer, monkeypatch):
     monkeypatch.setattr(always, "__code__", always.__code__.replace(co_filename=path))
     with pytest.raises(ValueError, match=r"GenerationMixin\._sample was replaced"):
         model.generate(**inputs, num_beams=1, engine="required")
+
+
+def update_negated(self, *args, update=Cache.update, **kwargs):
+    return tuple(-3 * states for states in update(self, *args, **kwargs))
+
+
+class NegatedCache(DynamicCache):
+    update = update_negated
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "patch"),
+    [(Cache, "update", update_negated), (generation_utils, "DynamicCache", NegatedCache)],
+)
+def test_a_patched_cache_is_searched_with_the_patch(
+    owner, name, patch, tokenizer, monkeypatch, caplog
+):
+    model = make_model(tokenizer)
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    search = {"num_beams": 1, "max_extra_tokens": 9}
+    before = model.generate(**inputs, **search, engine="required")
+    monkeypatch.setattr(owner, name, patch)
+    found = model.generate(**inputs, **search)
+    assert found.tolist() == model.generate(**inputs, **search, engine="off").tolist()
+    assert found.tolist() != before.tolist()
+    with pytest.raises(ValueError, match=rf"\.{name} was replaced"):
+        model.generate(**inputs, **search, engine="required")
+    assert "uses no cache" not in caplog.text
 
 
 def test_the_command_line_evaluates_a_file_that_was_edited_in_place(run, tmp_path):
