@@ -246,6 +246,7 @@ class SearchEngine:
                 for linear in (attention.k_proj, attention.v_proj)
             ]
         )
+        self.memory_width = cross_attentions[0].k_proj.in_features
         self.vocabulary = linear_class([model.lm_head])
         self.num_tokens = model.lm_head.out_features
 
@@ -296,8 +297,17 @@ class SearchEngine:
 
         Returns:
             Decoder with an empty self-attention cache.
+
+        Raises:
+            ValueError: If the memory has another width than the decoder reads.
         """
         num_sentences, length, width = memory.shape
+        # the packed products do not check the sizes of their inputs
+        if width != self.memory_width:
+            raise ValueError(
+                f"encoder_outputs must have {self.memory_width} numbers for each token, "
+                f"got {width}."
+            )
         # the model's own encoder may have computed in half precision
         memory = memory.to(self.stacks["decoder"].dtype)
         source_tokens = _Tokens(attention_mask, num_sentences, length)

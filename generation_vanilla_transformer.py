@@ -101,6 +101,8 @@ ENGINE_MODES = (
     GenerationMode.BEAM_SEARCH,
     GenerationMode.BEAM_SAMPLE,
 )
+# integers that an embedding of torch cannot read, or that a search cannot extend
+SMALL_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint32, torch.uint16, torch.uint8)
 # arguments of the model that the engine accepts and does not read: they change no token
 IGNORED_ARGUMENTS = ("use_cache", "logits_to_keep", "tokenizer")
 
@@ -257,6 +259,10 @@ class SearchMixin(_Base):
             if kwargs.get(name) is not None:
                 raise ValueError(f"inputs and {name} are two names of one argument: give one.")
             kwargs[name] = inputs
+        for name in ("input_ids", "decoder_input_ids"):
+            ids = kwargs.get(name)
+            if isinstance(ids, Tensor) and ids.dtype in SMALL_INTEGERS:
+                kwargs[name] = ids.long()
         if kwargs.get("encoder_outputs") is not None:
             # a copy, because the library's beam search repeats the rows in place
             kwargs["encoder_outputs"] = copy.copy(output_of_encoder(kwargs["encoder_outputs"]))
@@ -881,6 +887,12 @@ def reason_for_modules(
     mask = inputs.get("attention_mask")
     if mask is not None and (mask.dim() != 2 or not mask.bool().any(dim=1).all()):
         return "attention_mask is not [B, S] with a token in each row"
+    for name in ENGINE_ARGUMENTS:
+        value = inputs.get(name)
+        tensor = value[0] if name == "encoder_outputs" and value is not None else value
+        # a class of its own may override the functions of torch
+        if tensor is not None and type(tensor) not in (Tensor, nn.Parameter):
+            return f"{name} is of the class {type(tensor).__name__}"
     for name, value in inputs.items():
         # an `output_` option that is False has no effect
         is_empty = value is None or (value is False and name.startswith("output_"))

@@ -273,6 +273,40 @@ def test_a_criterion_of_the_whole_search_does_not_prevent_capturing(lively_model
     assert stopped[0].shape[1] == 1 + 4
 
 
+def test_encoder_outputs_of_another_width_are_refused(lively_model, source):
+    model = lively_model()
+    message = "encoder_outputs must have 48 numbers for each token, got 10"
+    for search in (PAPER, GREEDY, {"num_beams": 2}):
+        with pytest.raises(ValueError, match=message):
+            model.generate(encoder_outputs=(torch.randn(4, 7, 10),), **search)
+
+
+class Negated(torch.Tensor):
+    """A tensor whose linear layers change the sign."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        return -result if function is torch.nn.functional.linear else result
+
+
+@pytest.mark.parametrize("name", ["input_ids", "attention_mask", "encoder_outputs"])
+def test_inputs_of_a_class_of_tensors_are_searched_with_its_functions(
+    lively_model, source, searched, name
+):
+    model = lively_model()
+    memory = model.get_encoder()(**source).last_hidden_state
+    given = {**source, "encoder_outputs": (memory.as_subclass(Negated),)}
+    if name != "encoder_outputs":
+        given = {**source, name: source[name].as_subclass(Negated)}
+    for search in (PAPER, GREEDY):
+        expected = model.generate(**given, **search, engine="off")
+        assert model.generate(**given, **search).tolist() == expected.tolist()
+        with pytest.raises(ValueError, match=f"{name} is of the class Negated"):
+            model.generate(**given, **search, engine="required")
+    assert not searched
+
+
 def test_given_encoder_outputs_are_used(lively_model, source, searched):
     model = lively_model()
     encoded = model.get_encoder()(**source)
