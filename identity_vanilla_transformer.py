@@ -253,6 +253,9 @@ def _torch_difference() -> str | None:
             continue
         if (name := _replaced_function(owner)) is not None:
             return f"{owner.__name__}.{name} was replaced"
+    for kernel in torch.library._impls - KERNELS:
+        if kernel.startswith("aten/") and not kernel.endswith("/Meta"):
+            return f"the kernel {kernel} was replaced by torch.library"
     return None
 
 
@@ -562,6 +565,8 @@ COMPUTING_FUNCTIONS: dict[Any, dict[str, Any]] = {
 }
 # the library's mask function for each of its attention functions
 MASKS = {"eager": eager_mask, "sdpa": sdpa_mask}
+# kernels that Python code has registered, at import: namespace, operator and device
+KERNELS = frozenset(torch.library._impls)
 # all values of a module or class at the last comparison that found no difference
 _accepted_values: dict[Any, list[Any]] = {}
 

@@ -650,6 +650,21 @@ def test_a_mode_of_torch_applies_to_a_search_and_ends_with_it(mode, tokenizer):
         assert model.generate(**inputs, engine="required").tolist() != expected.tolist()
 
 
+def test_a_kernel_of_torch_library_applies_to_a_search_and_ends_with_it(tokenizer):
+    model = make_model(tokenizer)
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    before = model.generate(**inputs, engine="required")
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        with warnings.catch_warnings(action="ignore"):
+            library.impl("relu", lambda x: x.clamp(min=0.5), "CPU")
+        expected = model.generate(**inputs, engine="off")
+        assert expected.tolist() != before.tolist()
+        assert model.generate(**inputs).tolist() == expected.tolist()
+        with pytest.raises(ValueError, match="the kernel aten/relu/CPU was replaced"):
+            model.generate(**inputs, engine="required")
+    assert model.generate(**inputs, engine="required").tolist() == before.tolist()
+
+
 def test_a_weight_that_a_lookup_changes_is_not_packed(tokenizer):
     model = make_model(tokenizer)
     model.model.encoder.embed_tokens.max_norm = 1.0
