@@ -950,6 +950,29 @@ def engine_for(
     return stored.engine, stored.reason
 
 
+def state_of_released(model: PreTrainedModel) -> _ModelState | None:
+    """Return all that a model computes with, or None if it does not run the released code.
+
+    Args:
+        model: A `VanillaTransformerForConditionalGeneration`, possibly modified.
+    """
+    modules = computing_modules(model)
+    if first_difference(modules) or attention_difference(model):
+        return None
+    # this class reads no weight in place, so all weights of linear layers get a checksum
+    return _state_of(modules, Int8Linear)
+
+
+def is_same_state(before: _ModelState | None, now: _ModelState | None) -> bool:
+    """Return whether a model computes the same at two times.
+
+    Args:
+        before: Result of `state_of_released`.
+        now: Later result of `state_of_released`.
+    """
+    return before is not None and now is not None and _is_equal(before, now)
+
+
 def forget_engine(model: nn.Module):
     """Free the memory of a model's engine.
 

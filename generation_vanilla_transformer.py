@@ -63,8 +63,10 @@ from .engine_vanilla_transformer import (
     SearchEngine,
     engine_for,
     forget_engine,
+    is_same_state,
     reason_against_cache,
     settings_that_need_engine,
+    state_of_released,
 )
 from .ensemble_vanilla_transformer import EnsembleEngine, ensemble_engine
 from .identity_vanilla_transformer import generation_difference
@@ -177,9 +179,9 @@ class SearchMixin(_Base):
 
         Raises:
             TypeError: If `generation_config` is of another class.
-            ValueError: If settings contradict each other, an input is invalid, or `engine`,
+            ValueError: If settings contradict each other, an input is invalid, `engine`,
                 `precision`, `int8` or `ensemble` needs the inference engine, and it cannot run this
-                search.
+                search, or the model changes while the engine searches.
         """
         if not isinstance(generation_config, GenerationConfig | None):
             raise TypeError(
@@ -245,7 +247,18 @@ class SearchMixin(_Base):
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
         if engine is not None:
             kwargs[CACHE_NAME] = EngineCache()
+        # code of the user that runs during the search may change the model
+        calls_user = engine is not None and any(
+            (logits_processor, stopping_criteria, prefix_allowed_tokens_fn, streamer)
+        )
+        state = state_of_released(self) if calls_user else None
         output = library_generate(None, generation_config, stopping_criteria=all_criteria, **kwargs)
+        if calls_user and not is_same_state(state, state_of_released(self)):
+            raise ValueError(
+                "the model must stay the same during a search of the inference engine, but a "
+                "logits processor, criterion, prefix function or streamer has changed it: set "
+                "engine='off'."
+            )
         if engine is not None and config.return_dict_in_generate:
             output[CACHE_NAME] = None
         return output

@@ -408,6 +408,39 @@ def test_changed_weights_are_packed_again(lively_model, source, searched, scores
     assert (before - after).abs().max() > 1e-3
 
 
+def test_a_change_during_a_search_is_refused(lively_model, source):
+    model = lively_model()
+    layer = model.model.decoder.layers[0]
+
+    def change_weights(ids, scores):
+        layer.feed_forward.fc1.weight.data.add_(0.1)
+        return scores
+
+    def add_a_hook(ids, scores, **kwargs):
+        if not layer._forward_hooks:
+            layer.register_forward_hook(lambda module, args, output: -output)
+        return False
+
+    def train_and_evaluate(ids, scores):
+        model.train()
+        model.eval()
+        return scores
+
+    for search in (PAPER, GREEDY, {"num_beams": 2}):
+        search = {**search, "min_new_tokens": 3}
+        expected = model.generate(**source, **search)
+        found = model.generate(**source, **search, logits_processor=[train_and_evaluate])
+        assert found.tolist() == expected.tolist()
+        for given in (
+            {"logits_processor": [change_weights]},
+            {"stopping_criteria": [add_a_hook]},
+        ):
+            with pytest.raises(ValueError, match="has changed it: set engine='off'"):
+                model.generate(**source, **search, **given)
+            model.generate(**source, **search, **given, engine="off")
+            layer._forward_hooks.clear()
+
+
 def test_unchanged_weights_are_packed_once(lively_model, source, searched):
     model = lively_model()
     for search in (PAPER, GREEDY, PAPER):
