@@ -355,9 +355,16 @@ def _class_difference(
     if module_class is type(None):
         return "is missing", frozenset()
     if issubclass(module_class, nn.Module):
-        for method_name in ("__call__", "_call_impl", "__getattr__"):
+        names = ["__call__", "_call_impl", "__getattr__"]
+        if issubclass(module_class, PreTrainedModel):
+            names += ["get_encoder", "get_decoder"]
+        for method_name in names:
             if not _is_own_method(module_class, method_name):
                 return f"{class_clause}, whose {method_name} was replaced", frozenset()
+        for name in ("weight", "bias"):
+            # an attribute of the class, such as a property, hides the parameter
+            if hasattr(module_class, name):
+                return f"{class_clause}, which was given a {name}", frozenset()
     if module_class.__module__.startswith("torch.") or (
         is_activation and module_class.__module__ == "transformers.activations"
     ):

@@ -29,6 +29,7 @@ from transformers import (
     AttentionMaskInterface,
     DynamicCache,
     GenerationMixin,
+    PreTrainedModel,
     masking_utils,
 )
 from transformers.activations import ACT2FN
@@ -865,6 +866,11 @@ PATCHES = {
         "__call__",
         lambda self, x: -nn.Module.__call__(self, x),
     ),
+    "a weight of a class": (
+        nn.Linear,
+        "weight",
+        property(lambda self: rounded_weight(self, "weight")),
+    ),
     "a weight at each access": (nn.Module, "__getattr__", rounded_weight),
 }
 
@@ -877,14 +883,26 @@ def test_a_patched_class_is_searched_with_the_patch(patch, tokenizer, monkeypatc
     # an engine of the code before the patch exists
     model.generate(**inputs, engine="required")
     with monkeypatch.context() as patching:
-        patching.setattr(*PATCHES[patch])
+        patching.setattr(*PATCHES[patch], raising=patch != "a weight of a class")
         assert (logits(model, tokenizer) - before).abs().max() > 1e-3
         for search in SEARCHES:
             expected = model.generate(**inputs, **search, return_dict_in_generate=True).sequences
             assert model.generate(**inputs, **search).tolist() == expected.tolist()
-            with pytest.raises(ValueError, match=r"replaced|changed after|its own"):
+            with pytest.raises(ValueError, match=r"replaced|changed after|its own|was given"):
                 model.generate(**inputs, **search, engine="required")
     model.generate(**inputs, engine="required")
+
+
+def test_a_patched_way_to_the_encoder_is_searched(tokenizer, monkeypatch):
+    model = make_model(tokenizer)
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    before = model.generate(**inputs, engine="required")
+    encoder = NegatedEncoder(model.model.encoder)
+    monkeypatch.setattr(PreTrainedModel, "get_encoder", lambda self, modality=None: encoder)
+    found = model.generate(**inputs)
+    assert found.tolist() == model.generate(**inputs, engine="off").tolist() != before.tolist()
+    with pytest.raises(ValueError, match="whose get_encoder was replaced"):
+        model.generate(**inputs, engine="required")
 
 
 def test_a_patched_search_of_the_library_runs(tokenizer, monkeypatch):
