@@ -65,6 +65,8 @@ CPU_LINEAR_CLASSES: dict[str, type] = {
     "int8": Int8Linear,
 }
 
+# cache index of an attention that does not have the attribute; the index None needs a number
+NO_INDEX = object()
 # attributes of the released modules that the engine reads
 SETTINGS = ("norm_first", "scaling", "d_k", "d_v")
 # number of weights in a checksum: matrix-vector products read memory fastest with rows of this
@@ -837,8 +839,8 @@ def reason_against_cache(decoder: Any) -> str | None:
     """Return the reason why a KV cache does not fit the layers of a decoder, or None.
 
     Args:
-        decoder: Decoder, with a configuration if it has layers; attentions without a `layer_idx`
-            are not checked.
+        decoder: Decoder, with a configuration if it has layers; attentions that do not have the
+            attribute `layer_idx` are not checked.
 
     Returns:
         A clause that names the cache indices or the number of layers, or None if each layer has its
@@ -850,7 +852,7 @@ def reason_against_cache(decoder: Any) -> str | None:
         return None
     for attention_name in ("self_attention", "cross_attention"):
         indices = [index for layer in layers for index in _cache_indices(layer, attention_name)]
-        if None in indices:
+        if NO_INDEX in indices:
             continue
         if indices != list(range(len(indices))):
             return f"the layers of the decoder have the cache indices {indices} in {attention_name}"
@@ -862,7 +864,7 @@ def reason_against_cache(decoder: Any) -> str | None:
     return None
 
 
-def _cache_indices(layer: nn.Module, attention_name: str) -> list[int | None]:
+def _cache_indices(layer: nn.Module, attention_name: str) -> list[Any]:
     """Return the cache indices of a layer's attentions, also of a layer that another one wraps."""
     attention = getattr(layer, attention_name, None)
     attentions = [attention]
@@ -872,7 +874,7 @@ def _cache_indices(layer: nn.Module, attention_name: str) -> list[int | None]:
             for name, module in layer.named_modules()
             if name.rpartition(".")[2] == attention_name
         ]
-    return [getattr(attention, "layer_idx", None) for attention in attentions] or [None]
+    return [getattr(attention, "layer_idx", NO_INDEX) for attention in attentions] or [NO_INDEX]
 
 
 def _is_outside_libraries(module: nn.Module) -> bool:

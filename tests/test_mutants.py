@@ -414,9 +414,20 @@ def share_the_cross_attention(model):
     layers[1].cross_attention = layers[0].cross_attention
 
 
+def attend_without_an_index(model):
+    attention = modeling.MultiHeadAttention(model.config, is_causal=True)
+    model.model.decoder.layers[1].self_attention = attention.eval()
+
+
 @pytest.mark.parametrize(
     "change",
-    [share_the_layers, add_a_copy_of_the_layer, remove_the_first_layer, share_the_cross_attention],
+    [
+        share_the_layers,
+        add_a_copy_of_the_layer,
+        remove_the_first_layer,
+        share_the_cross_attention,
+        attend_without_an_index,
+    ],
 )
 def test_layers_that_would_share_a_cache_are_searched_without_one(change, tokenizer, monkeypatch):
     model = make_model(tokenizer, decoder_layers=2)
@@ -431,7 +442,9 @@ def test_layers_that_would_share_a_cache_are_searched_without_one(change, tokeni
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
     for search in SEARCHES:
         expected = model.generate(**inputs, **search, use_cache=False)
-        assert model.generate(**inputs, **search).tolist() == expected.tolist()
+        for engine in ("auto", "off"):
+            found = model.generate(**inputs, **search, engine=engine)
+            assert found.tolist() == expected.tolist()
     alone = model.generate(**tokenizer(TEXTS[2], return_tensors="pt"), num_beams=1)
     ids = greedily(model, tokenizer, TEXTS[2], alone.shape[1] - 1)
     assert alone[0].tolist()[: len(ids)] == ids
