@@ -65,8 +65,8 @@ CPU_LINEAR_CLASSES: dict[str, type] = {
     "int8": Int8Linear,
 }
 
-# cache index of an attention that does not have the attribute; the index None needs a number
-NO_INDEX = object()
+# cache index of an attention that does not have the attribute
+NO_INDEX = "no attribute"
 # attributes of the released modules that the engine reads
 SETTINGS = ("norm_first", "scaling", "d_k", "d_v")
 # number of weights in a checksum: matrix-vector products read memory fastest with rows of this
