@@ -254,7 +254,9 @@ def _torch_difference() -> str | None:
         if (name := _replaced_function(owner)) is not None:
             return f"{owner.__name__}.{name} was replaced"
     for kernel in torch.library._impls - KERNELS:
-        if kernel.startswith("aten/") and not kernel.endswith("/Meta"):
+        # torch itself registers kernels of shapes and of `vmap` when they are used
+        is_of_device = not kernel.endswith(("/Meta", "/FuncTorchBatched"))
+        if kernel.startswith("aten/") and is_of_device:
             return f"the kernel {kernel} was replaced by torch.library"
     return None
 
