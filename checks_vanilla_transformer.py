@@ -418,8 +418,8 @@ def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any]):
         inputs: Inputs of the model.
 
     Raises:
-        ValueError: If the batch is empty, an input is not of the shape [B, T], an id is not in the
-            vocabulary, inputs are of different sizes, or a source is padded on the left.
+        ValueError: If the batch is empty, an input has another number of dimensions, an id is not
+            in the vocabulary, inputs are of different sizes, or a source is padded on the left.
     """
     has_encoder_outputs = inputs.get("encoder_outputs") is not None
     # with encoder outputs, `input_ids` are not read
@@ -434,10 +434,20 @@ def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any]):
     source_name = next((name for name in source_names if inputs.get(name) is not None), None)
     if source_name is None:
         return
-    source = inputs[source_name][0] if has_encoder_outputs else inputs[source_name]
+    source = inputs[source_name]
+    if has_encoder_outputs:
+        source = next(iter(source.to_tuple()), None)
+        if not isinstance(source, Tensor) or source.dim() != 3:
+            found = list(source.shape) if isinstance(source, Tensor) else type(source).__name__
+            raise ValueError(
+                "encoder_outputs must begin with the output of the last layer, [B, S, d_model], "
+                f"got {found}."
+            )
     mask, prompt = inputs.get("attention_mask"), inputs.get("decoder_input_ids")
     if mask is not None and not isinstance(mask, Tensor):
         raise ValueError(f"attention_mask must be a tensor, got {type(mask).__name__}.")
+    if mask is not None and mask.dim() < 2:
+        raise ValueError(f"attention_mask must be [B, S], got {list(mask.shape)}.")
     for name, tensor, sizes in (
         ("attention_mask", mask, list(source.shape[:2])),
         ("decoder_input_ids", prompt, list(source.shape[:1])),

@@ -65,6 +65,8 @@ CPU_LINEAR_CLASSES: dict[str, type] = {
     "int8": Int8Linear,
 }
 
+# cache index of an attention that does not have the attribute
+NO_INDEX = "no attribute"
 # attributes of the released modules that the engine reads
 SETTINGS = ("norm_first", "scaling", "d_k", "d_v")
 # number of weights in a checksum: matrix-vector products read memory fastest with rows of this
@@ -246,6 +248,7 @@ class SearchEngine:
                 for linear in (attention.k_proj, attention.v_proj)
             ]
         )
+        self.memory_width = cross_attentions[0].k_proj.in_features
         self.vocabulary = linear_class([model.lm_head])
         self.num_tokens = model.lm_head.out_features
 
@@ -296,8 +299,17 @@ class SearchEngine:
 
         Returns:
             Decoder with an empty self-attention cache.
+
+        Raises:
+            ValueError: If the memory has another width than the decoder reads.
         """
         num_sentences, length, width = memory.shape
+        # the packed products do not check the sizes of their inputs
+        if width != self.memory_width:
+            raise ValueError(
+                f"encoder_outputs must have {self.memory_width} numbers for each token, "
+                f"got {width}."
+            )
         # the model's own encoder may have computed in half precision
         memory = memory.to(self.stacks["decoder"].dtype)
         source_tokens = _Tokens(attention_mask, num_sentences, length)
@@ -748,6 +760,8 @@ def _reason_against_engine(
         if len(head_counts) > 1:
             return f"the layers of the {stack} have different numbers of heads"
         for attention in attentions:
+            if not isinstance(attention.scaling, int | float):
+                return f"an attention of the {stack} has a scaling that is not a number"
             if attention.k_proj.out_features != attention.q_proj.out_features:
                 return f"an attention of the {stack} has other heads of keys than of queries"
             if attention.v_proj.out_features != max(head_counts) * attention.d_v:
@@ -825,8 +839,8 @@ def reason_against_cache(decoder: Any) -> str | None:
     """Return the reason why a KV cache does not fit the layers of a decoder, or None.
 
     Args:
-        decoder: Decoder, with a configuration if it has layers; attentions without a `layer_idx`
-            are not checked.
+        decoder: Decoder, with a configuration if it has layers; attentions that do not have the
+            attribute `layer_idx` are not checked.
 
     Returns:
         A clause that names the cache indices or the number of layers, or None if each layer has its
@@ -838,7 +852,7 @@ def reason_against_cache(decoder: Any) -> str | None:
         return None
     for attention_name in ("self_attention", "cross_attention"):
         indices = [index for layer in layers for index in _cache_indices(layer, attention_name)]
-        if None in indices:
+        if NO_INDEX in indices:
             continue
         if indices != list(range(len(indices))):
             return f"the layers of the decoder have the cache indices {indices} in {attention_name}"
@@ -850,7 +864,7 @@ def reason_against_cache(decoder: Any) -> str | None:
     return None
 
 
-def _cache_indices(layer: nn.Module, attention_name: str) -> list[int | None]:
+def _cache_indices(layer: nn.Module, attention_name: str) -> list[Any]:
     """Return the cache indices of a layer's attentions, also of a layer that another one wraps."""
     attention = getattr(layer, attention_name, None)
     attentions = [attention]
@@ -860,7 +874,7 @@ def _cache_indices(layer: nn.Module, attention_name: str) -> list[int | None]:
             for name, module in layer.named_modules()
             if name.rpartition(".")[2] == attention_name
         ]
-    return [getattr(attention, "layer_idx", None) for attention in attentions] or [None]
+    return [getattr(attention, "layer_idx", NO_INDEX) for attention in attentions] or [NO_INDEX]
 
 
 def _is_outside_libraries(module: nn.Module) -> bool:
@@ -936,6 +950,29 @@ def engine_for(
             stored = _EngineOfModel(state, None if reason else engine, reason)
             _engines[model] = stored
     return stored.engine, stored.reason
+
+
+def state_of_released(model: PreTrainedModel) -> _ModelState | None:
+    """Return all that a model computes with, or None if it does not run the released code.
+
+    Args:
+        model: A `VanillaTransformerForConditionalGeneration`, possibly modified.
+    """
+    modules = computing_modules(model)
+    if first_difference(modules) or attention_difference(model):
+        return None
+    # this class reads no weight in place, so all weights of linear layers get a checksum
+    return _state_of(modules, Int8Linear)
+
+
+def is_same_state(before: _ModelState | None, now: _ModelState | None) -> bool:
+    """Return whether a model computes the same at two times.
+
+    Args:
+        before: Result of `state_of_released`.
+        now: Later result of `state_of_released`.
+    """
+    return before is not None and now is not None and _is_equal(before, now)
 
 
 def forget_engine(model: nn.Module):
@@ -1149,12 +1186,16 @@ def _state_of(modules: list[tuple[str, Any, Any]], linear_class: Any) -> _ModelS
     large weights have no checksum, because the engine reads them from the model.
     """
     model = modules[0][1]
-    # a copy, with copies of the lists and mappings in it, because a program may change all of them
+    # a copy, with copies of the lists and mappings in it, because a program may change all of them.
+    # The released code reads no other attributes, which may be tensors or arrays
+    fields = type(model.config).__dataclass_fields__
     config = {
         name: copy.copy(value) if isinstance(value, list | dict) else value
         for name, value in vars(model.config).items()
+        if name in fields
     }
-    objects: list[Any] = [config, torch.get_float32_matmul_precision()]
+    precision = torch.get_float32_matmul_precision()
+    objects: list[Any] = [config, model.config._attn_implementation, precision]
     weight_states: list[Any] = []
     checksums, summed_rows, sums = [], [], []
     for name, module, _ in modules:

@@ -63,8 +63,10 @@ from .engine_vanilla_transformer import (
     SearchEngine,
     engine_for,
     forget_engine,
+    is_same_state,
     reason_against_cache,
     settings_that_need_engine,
+    state_of_released,
 )
 from .ensemble_vanilla_transformer import EnsembleEngine, ensemble_engine
 from .identity_vanilla_transformer import generation_difference
@@ -101,6 +103,8 @@ ENGINE_MODES = (
     GenerationMode.BEAM_SEARCH,
     GenerationMode.BEAM_SAMPLE,
 )
+# integers that an embedding of torch cannot read, or that a search cannot extend
+SMALL_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint32, torch.uint16, torch.uint8)
 # arguments of the model that the engine accepts and does not read: they change no token
 IGNORED_ARGUMENTS = ("use_cache", "logits_to_keep", "tokenizer")
 
@@ -175,9 +179,9 @@ class SearchMixin(_Base):
 
         Raises:
             TypeError: If `generation_config` is of another class.
-            ValueError: If settings contradict each other, an input is invalid, or `engine`,
+            ValueError: If settings contradict each other, an input is invalid, `engine`,
                 `precision`, `int8` or `ensemble` needs the inference engine, and it cannot run this
-                search.
+                search, or the model changes while the engine searches.
         """
         if not isinstance(generation_config, GenerationConfig | None):
             raise TypeError(
@@ -243,7 +247,18 @@ class SearchMixin(_Base):
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
         if engine is not None:
             kwargs[CACHE_NAME] = EngineCache()
+        # code of the user that runs during the search may change the model
+        calls_user = engine is not None and any(
+            (logits_processor, stopping_criteria, prefix_allowed_tokens_fn, streamer)
+        )
+        state = state_of_released(self) if calls_user else None
         output = library_generate(None, generation_config, stopping_criteria=all_criteria, **kwargs)
+        if calls_user and not is_same_state(state, state_of_released(self)):
+            raise ValueError(
+                "the model must stay the same during a search of the inference engine, but a "
+                "logits processor, criterion, prefix function or streamer has changed it: set "
+                "engine='off'."
+            )
         if engine is not None and config.return_dict_in_generate:
             output[CACHE_NAME] = None
         return output
@@ -257,6 +272,10 @@ class SearchMixin(_Base):
             if kwargs.get(name) is not None:
                 raise ValueError(f"inputs and {name} are two names of one argument: give one.")
             kwargs[name] = inputs
+        for name in ("input_ids", "decoder_input_ids"):
+            ids = kwargs.get(name)
+            if isinstance(ids, Tensor) and ids.dtype in SMALL_INTEGERS:
+                kwargs[name] = ids.long()
         if kwargs.get("encoder_outputs") is not None:
             # a copy, because the library's beam search repeats the rows in place
             kwargs["encoder_outputs"] = copy.copy(output_of_encoder(kwargs["encoder_outputs"]))
@@ -882,6 +901,12 @@ def reason_for_modules(
     mask = inputs.get("attention_mask")
     if mask is not None and (mask.dim() != 2 or not mask.bool().any(dim=1).all()):
         return "attention_mask is not [B, S] with a token in each row"
+    for name in ENGINE_ARGUMENTS:
+        value = inputs.get(name)
+        tensor = value[0] if name == "encoder_outputs" and value is not None else value
+        # a class of its own may override the functions of torch
+        if tensor is not None and type(tensor) not in (Tensor, nn.Parameter):
+            return f"{name} is of the class {type(tensor).__name__}"
     for name, value in inputs.items():
         # an `output_` option that is False has no effect
         is_empty = value is None or (value is False and name.startswith("output_"))

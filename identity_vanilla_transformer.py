@@ -7,11 +7,12 @@ engine is not used and the model's own modules run.
 """
 
 import contextlib
+import functools
 import operator
 import re
 import sys
 from collections.abc import Mapping
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from transformers import (
     masking_utils,
 )
 from transformers.cache_utils import DynamicLayer
+from transformers.generation import utils as generation_utils
 from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
@@ -73,6 +75,8 @@ POINTWISE = (
     nn.Softsign,
     nn.Tanh,
 )
+# functions that activations of transformers call as an attribute
+POINTWISE_FUNCTIONS = (nn.functional.gelu, nn.functional.mish)
 # allowed classes of each kind of module: classes of torch, or names of released classes
 LINEAR, EMBEDDING = (nn.Linear, "OneDnnLinear"), (nn.Embedding,)
 DROPOUT, NORM = (nn.Dropout, nn.Identity, "CheapDropout"), (nn.LayerNorm, nn.Identity)
@@ -175,7 +179,12 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
         A clause that names the module and its difference, or None if there is none.
     """
     model = modules[0][1]
-    return _difference_in_modules(modules, model) or _replaced_method(model)
+    difference = _difference_in_modules(modules, model)
+    for _, module, _ in modules:
+        # also the encoder, the decoder and the model of both, which have methods of the library
+        if difference is None and isinstance(module, PreTrainedModel):
+            difference = _replaced_method(module)
+    return difference
 
 
 def difference_below_head(model: PreTrainedModel) -> str | None:
@@ -214,6 +223,8 @@ def _difference_in_modules(
             difference = _instance_difference(vars(module), methods)
         if difference is None:
             difference = _settings_difference(name, module, model)
+        if difference is None and allowed_classes is ACTIVATION:
+            difference = _function_difference(module)
         if difference is not None:
             return f"{name or type(model).__name__} {difference}"
     return None
@@ -238,8 +249,15 @@ def _torch_difference() -> str | None:
         if type(mode) is not DeviceContext:
             return f"the mode {type(mode).__name__} is active"
     for owner in COMPUTING_FUNCTIONS:
+        if owner in CACHE_CLASSES:
+            continue
         if (name := _replaced_function(owner)) is not None:
             return f"{owner.__name__}.{name} was replaced"
+    for kernel in torch.library._impls - KERNELS:
+        # torch itself registers kernels of shapes and of `vmap` when they are used
+        is_of_device = not kernel.endswith(("/Meta", "/FuncTorchBatched"))
+        if kernel.startswith("aten/") and is_of_device:
+            return f"the kernel {kernel} was replaced by torch.library"
     return None
 
 
@@ -256,6 +274,18 @@ def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str 
     config = attributes.get("config", model.config)
     if config is not model.config and config != model.config:
         return "has a configuration other than that of the model"
+    return None
+
+
+def _function_difference(activation: nn.Module) -> str | None:
+    """Return the first function of an activation that may not be elementwise, or None."""
+    for name, value in vars(activation).items():
+        function = value.func if isinstance(value, functools.partial) else value
+        if name.startswith("_") or not callable(function):
+            continue
+        is_own_method = getattr(function, "__self__", None) is activation
+        if not is_own_method and function not in POINTWISE_FUNCTIONS:
+            return f"has its own {name}"
     return None
 
 
@@ -303,6 +333,8 @@ def library_difference(model: nn.Module) -> str | None:
             # in a copied layer, torch itself sets an attribute that shadows the module `activation`
             attributes.pop("activation", None)
         difference = difference or _instance_difference(attributes, methods)
+        if difference is None and module_class.__module__ == "transformers.activations":
+            difference = _function_difference(module)
         is_causal = getattr(module, "is_causal", None)
         if difference is None and is_causal is not None and is_causal != _must_be_causal(name):
             difference = f"has is_causal {is_causal}"
@@ -325,9 +357,16 @@ def _class_difference(
     if module_class is type(None):
         return "is missing", frozenset()
     if issubclass(module_class, nn.Module):
-        for method_name in ("__call__", "_call_impl"):
+        names = ["__call__", "_call_impl", "__getattr__"]
+        if issubclass(module_class, PreTrainedModel):
+            names += ["get_encoder", "get_decoder"]
+        for method_name in names:
             if not _is_own_method(module_class, method_name):
                 return f"{class_clause}, whose {method_name} was replaced", frozenset()
+        for name in ("weight", "bias"):
+            # an attribute of the class, such as a property, hides the parameter
+            if hasattr(module_class, name):
+                return f"{class_clause}, which was given a {name}", frozenset()
     if module_class.__module__.startswith("torch.") or (
         is_activation and module_class.__module__ == "transformers.activations"
     ):
@@ -511,6 +550,16 @@ def _is_function(value: Any) -> bool:
     return is_function or isinstance(value, staticmethod | classmethod | property)
 
 
+# classes of the KV cache of transformers. A program may replace their methods, for example to
+# compress the cache: then the modules run with this cache
+CACHE_CLASSES = tuple(
+    dict.fromkeys(
+        base
+        for cache_class in (DynamicCache, EncoderDecoderCache, DynamicLayer)
+        for base in cache_class.__mro__
+        if base.__module__ == DynamicLayer.__module__
+    )
+)
 # modules and classes that compute the logits of a model, with their functions at import
 COMPUTING_FUNCTIONS: dict[Any, dict[str, Any]] = {
     owner: _functions_of(owner)
@@ -520,13 +569,13 @@ COMPUTING_FUNCTIONS: dict[Any, dict[str, Any]] = {
         nn.functional,
         masking_utils,
         sdpa_attention,
-        DynamicCache,
-        EncoderDecoderCache,
-        DynamicLayer,
+        *CACHE_CLASSES,
     )
 }
 # the library's mask function for each of its attention functions
 MASKS = {"eager": eager_mask, "sdpa": sdpa_mask}
+# kernels that Python code has registered, at import: namespace, operator and device
+KERNELS = frozenset(torch.library._impls)
 # all values of a module or class at the last comparison that found no difference
 _accepted_values: dict[Any, list[Any]] = {}
 
@@ -555,12 +604,25 @@ def _replaced_function(owner: Any) -> str | None:
     return None
 
 
+# classes and functions that `generate` reads from the file of `GenerationMixin`, at import
+GENERATION_NAMES: dict[str, Any] = {
+    name: value
+    for name, value in vars(generation_utils).items()
+    if isinstance(value, type | FunctionType)
+}
 # values in GenerationMixin at the last comparison that found no difference
 _accepted_methods: list[Any] = []
 
 
 def generation_difference() -> str | None:
-    """Return a clause that names the first replaced method of `GenerationMixin`, or None."""
+    """Return a clause that names the first replaced part of `generate` or of the KV cache."""
+    for cache_class in CACHE_CLASSES:
+        if (name := _replaced_function(cache_class)) is not None:
+            return f"{cache_class.__name__}.{name} was replaced"
+    for name, value in GENERATION_NAMES.items():
+        # a user's cache class, for example
+        if vars(generation_utils).get(name) is not value:
+            return f"transformers.generation.utils.{name} was replaced"
     methods = list(vars(GenerationMixin).values())
     if are_same_objects(_accepted_methods, methods):
         return None

@@ -533,7 +533,8 @@ class PaperBeamSearch:
         if not self.logits_processor:
             return log_probs
         if len(self.sentence_indices) == self.num_sentences:
-            return self.logits_processor(ids, log_probs)
+            # a processor may compute in another precision
+            return self.logits_processor(ids, log_probs).to(log_probs.dtype)
         # a processor may identify each row by its index in the original batch, so all rows of this
         # batch are restored
         beams = torch.arange(self.num_beams, device=ids.device)
@@ -544,7 +545,7 @@ class PaperBeamSearch:
         all_log_probs = log_probs.new_zeros(num_rows, log_probs.shape[1])
         all_ids[remaining_rows] = ids
         all_log_probs[remaining_rows] = log_probs
-        return self.logits_processor(all_ids, all_log_probs)[remaining_rows]
+        return self.logits_processor(all_ids, all_log_probs)[remaining_rows].to(log_probs.dtype)
 
     def _advance(self, log_probs: Tensor, tokens: Tensor | None, step: int | Tensor) -> Tensor:
         """Select the hypotheses of a step, and return which sentences are finished, [B].
@@ -628,7 +629,8 @@ class PaperBeamSearch:
             ids[self.sentence_indices] = candidates.ids
             ids = ids[:, :, : self.prompt_length + step].flatten(0, 1)
             scores = tuple(self.record["scores"]) or None
-            is_stopped = self.stopping_criteria(ids, scores).view(self.num_sentences, -1)
+            # a criterion may return integers
+            is_stopped = self.stopping_criteria(ids, scores).bool().view(self.num_sentences, -1)
             is_ended = is_ended | is_stopped[self.sentence_indices]
         return is_ended
 
@@ -765,7 +767,7 @@ def greedy_search(
         if length >= first_limit:
             is_done |= length >= limits[sentence_indices]
         if other_criteria:
-            is_done |= other_criteria(ids[:, :length], None)[sentence_indices]
+            is_done |= other_criteria(ids[:, :length], None).bool()[sentence_indices]
         finished_flags = is_done.tolist()
         is_search_finished = all(finished_flags)
         kept_sentences = None
@@ -844,8 +846,10 @@ class TokenRules:
                 tokens = processor.eos_token_id.tolist()
                 end_length = processor.prompt_length_to_skip + processor.min_new_tokens
             elif type(processor) is NoBadWordsLogitsProcessor:
-                if any(len(ids) > 1 for ids in processor.sequence_bias):
-                    return None
+                # a program may have replaced the bias of a bad word
+                for ids, bias in processor.sequence_bias.items():
+                    if len(ids) > 1 or bias != -math.inf:
+                        return None
                 tokens = [token for ids in processor.sequence_bias for token in ids]
                 highest_bad_word = max([highest_bad_word, *tokens])
             elif type(processor) is ForcedBOSTokenLogitsProcessor:

@@ -273,6 +273,40 @@ def test_a_criterion_of_the_whole_search_does_not_prevent_capturing(lively_model
     assert stopped[0].shape[1] == 1 + 4
 
 
+def test_encoder_outputs_of_another_width_are_refused(lively_model, source):
+    model = lively_model()
+    message = "encoder_outputs must have 48 numbers for each token, got 10"
+    for search in (PAPER, GREEDY, {"num_beams": 2}):
+        with pytest.raises(ValueError, match=message):
+            model.generate(encoder_outputs=(torch.randn(4, 7, 10),), **search)
+
+
+class Negated(torch.Tensor):
+    """A tensor whose linear layers change the sign."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        return -result if function is torch.nn.functional.linear else result
+
+
+@pytest.mark.parametrize("name", ["input_ids", "attention_mask", "encoder_outputs"])
+def test_inputs_of_a_class_of_tensors_are_searched_with_its_functions(
+    lively_model, source, searched, name
+):
+    model = lively_model()
+    memory = model.get_encoder()(**source).last_hidden_state
+    given = {**source, "encoder_outputs": (memory.as_subclass(Negated),)}
+    if name != "encoder_outputs":
+        given = {**source, name: source[name].as_subclass(Negated)}
+    for search in (PAPER, GREEDY):
+        expected = model.generate(**given, **search, engine="off")
+        assert model.generate(**given, **search).tolist() == expected.tolist()
+        with pytest.raises(ValueError, match=f"{name} is of the class Negated"):
+            model.generate(**given, **search, engine="required")
+    assert not searched
+
+
 def test_given_encoder_outputs_are_used(lively_model, source, searched):
     model = lively_model()
     encoded = model.get_encoder()(**source)
@@ -374,11 +408,53 @@ def test_changed_weights_are_packed_again(lively_model, source, searched, scores
     assert (before - after).abs().max() > 1e-3
 
 
+def test_a_change_during_a_search_is_refused(lively_model, source):
+    model = lively_model()
+    layer = model.model.decoder.layers[0]
+
+    def change_weights(ids, scores):
+        layer.feed_forward.fc1.weight.data.add_(0.1)
+        return scores
+
+    def add_a_hook(ids, scores, **kwargs):
+        if not layer._forward_hooks:
+            layer.register_forward_hook(lambda module, args, output: -output)
+        return False
+
+    def train_and_evaluate(ids, scores):
+        model.train()
+        model.eval()
+        return scores
+
+    for search in (PAPER, GREEDY, {"num_beams": 2}):
+        search = {**search, "min_new_tokens": 3}
+        expected = model.generate(**source, **search)
+        found = model.generate(**source, **search, logits_processor=[train_and_evaluate])
+        assert found.tolist() == expected.tolist()
+        for given in (
+            {"logits_processor": [change_weights]},
+            {"stopping_criteria": [add_a_hook]},
+        ):
+            with pytest.raises(ValueError, match="has changed it: set engine='off'"):
+                model.generate(**source, **search, **given)
+            model.generate(**source, **search, **given, engine="off")
+            layer._forward_hooks.clear()
+
+
 def test_unchanged_weights_are_packed_once(lively_model, source, searched):
     model = lively_model()
     for search in (PAPER, GREEDY, PAPER):
         model.generate(**source, **search)
     assert searched[0] is searched[1] is searched[2]
+
+
+def test_an_attribute_of_the_configuration_may_be_a_tensor(lively_model, source, searched):
+    model = lively_model()
+    model.config.prior = torch.rand(3)
+    expected = model.generate(**source, **PAPER)
+    model.config.prior = torch.rand(3)
+    assert model.generate(**source, **PAPER).tolist() == expected.tolist()
+    assert searched == [searched[0]] * 2
 
 
 def test_packed_weights_are_freed_with_the_model_and_in_training(lively_model, source, searched):

@@ -17,6 +17,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
+    NoBadWordsLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
@@ -505,6 +506,16 @@ def test_forbidden_text_is_never_returned(model, source, constraint, engine):
             model.generate(**source, **search, num_return_sequences=count)
 
 
+@pytest.mark.parametrize("search", [PAPER, {"num_beams": 1}, {"num_beams": 3}])
+def test_a_bad_word_may_have_another_bias(model, source, search):
+    plain = model.generate(**source, **search)
+    word = int(plain[0, 1])
+    processor = NoBadWordsLogitsProcessor([[word]])
+    processor.sequence_bias[word,] = 1e-6
+    found = model.generate(**source, **search, logits_processor=[processor], engine="required")
+    assert found.tolist() == plain.tolist()
+
+
 def test_a_stopping_criterion_ends_a_hypothesis(model, source):
     def is_four_long(input_ids, scores, **kwargs):
         return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 4)
@@ -822,6 +833,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(model, source):
         ("attention_mask", lambda x: x[:1], r"attention_mask must have the sizes \[\d, 7\] of"),
         ("attention_mask", lambda x: x[:, :3], "input_ids, got .*3"),
         ("attention_mask", lambda x: x.tolist(), "attention_mask must be a tensor, got list"),
+        ("attention_mask", lambda x: x[0], r"attention_mask must be \[B, S\], got \[7\]"),
         ("decoder_input_ids", lambda x: x[:1, :1], "decoder_input_ids must have the sizes"),
     ],
 )
@@ -859,6 +871,43 @@ def test_encoder_outputs_of_another_type_are_refused(model, source, engine):
         message = f"must be a tuple or an output .* BaseModelOutput, got {type(given).__name__}"
         with pytest.raises(ValueError, match=message):
             model.generate(encoder_outputs=given, **PAPER, engine=engine)
+    for given, found in (((memory[0],), r"\[7, 48\]"), ((), "NoneType")):
+        message = rf"encoder_outputs must begin with .* \[B, S, d_model\], got {found}"
+        with pytest.raises(ValueError, match=message):
+            model.generate(encoder_outputs=given, **PAPER, engine=engine)
+
+
+@pytest.mark.parametrize("search", [PAPER, {"num_beams": 1}, {"num_beams": 3}])
+@pytest.mark.parametrize("engine", ["auto", "off"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint16, torch.uint8])
+def test_integers_of_any_size_are_token_ids(model, source, search, engine, dtype):
+    prompt = torch.tensor([[1, 9]]).expand(4, -1)
+    expected = model.generate(**source, **search, decoder_input_ids=prompt)
+    given = {**source, "input_ids": source["input_ids"].to(dtype)}
+    found = model.generate(**given, **search, decoder_input_ids=prompt.to(dtype), engine=engine)
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("search", [PAPER, {"num_beams": 1}])
+@pytest.mark.parametrize("engine", ["auto", "off"])
+def test_processors_and_criteria_may_return_other_types(model, source, search, engine):
+    def process(ids, scores):
+        return (0.3 * scores).double()
+
+    def is_four_long(ids, scores, **kwargs):
+        return torch.full((len(ids),), int(ids.shape[1] >= 4))
+
+    expected = model.generate(
+        **source, **search, max_length=4, logits_processor=[lambda ids, scores: 0.3 * scores]
+    )
+    found = model.generate(
+        **source,
+        **search,
+        logits_processor=[process],
+        stopping_criteria=[is_four_long],
+        engine=engine,
+    )
+    assert found.tolist() == expected.tolist()
 
 
 class WithState(VanillaTransformerForConditionalGeneration):

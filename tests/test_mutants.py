@@ -29,8 +29,12 @@ from transformers import (
     AttentionMaskInterface,
     DynamicCache,
     GenerationMixin,
+    PreTrainedModel,
     masking_utils,
 )
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.generation import utils as generation_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import flash_attention_mask, sdpa_mask
 from translation_toys import TEXTS, make_model, make_tokenizer
@@ -410,9 +414,20 @@ def share_the_cross_attention(model):
     layers[1].cross_attention = layers[0].cross_attention
 
 
+def attend_without_an_index(model):
+    attention = modeling.MultiHeadAttention(model.config, is_causal=True)
+    model.model.decoder.layers[1].self_attention = attention.eval()
+
+
 @pytest.mark.parametrize(
     "change",
-    [share_the_layers, add_a_copy_of_the_layer, remove_the_first_layer, share_the_cross_attention],
+    [
+        share_the_layers,
+        add_a_copy_of_the_layer,
+        remove_the_first_layer,
+        share_the_cross_attention,
+        attend_without_an_index,
+    ],
 )
 def test_layers_that_would_share_a_cache_are_searched_without_one(change, tokenizer, monkeypatch):
     model = make_model(tokenizer, decoder_layers=2)
@@ -427,7 +442,9 @@ def test_layers_that_would_share_a_cache_are_searched_without_one(change, tokeni
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
     for search in SEARCHES:
         expected = model.generate(**inputs, **search, use_cache=False)
-        assert model.generate(**inputs, **search).tolist() == expected.tolist()
+        for engine in ("auto", "off"):
+            found = model.generate(**inputs, **search, engine=engine)
+            assert found.tolist() == expected.tolist()
     alone = model.generate(**tokenizer(TEXTS[2], return_tensors="pt"), num_beams=1)
     ids = greedily(model, tokenizer, TEXTS[2], alone.shape[1] - 1)
     assert alone[0].tolist()[: len(ids)] == ids
@@ -509,6 +526,35 @@ def narrow_heads(model):
     attention.d_k = attention.d_v = 12
 
 
+def mix_positions(model):
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        layer.feed_forward.activation = ACT2FN["gelu"]
+        layer.feed_forward.activation.act = lambda x: 9 * (x - x.mean(dim=-2, keepdim=True))
+
+
+class NegatedEncoder(nn.Module):
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+        self.get_input_embeddings = encoder.get_input_embeddings
+
+    def forward(self, *args, **kwargs):
+        output = self.encoder(*args, **kwargs)
+        output.last_hidden_state = -output.last_hidden_state
+        return output
+
+
+def encode_in_another_way(model):
+    encoder = NegatedEncoder(model.model.encoder)
+    model.model.get_encoder = lambda modality=None: encoder
+
+
+def scale_each_head(model):
+    model.set_attn_implementation("eager")
+    # the eager function does not read it
+    model.model.decoder.layers[0].self_attention.scaling = torch.full((4, 1, 1), 2.0)
+
+
 UNPADDED = {
     look_ahead: "model.encoder.layers.0.self_attention has is_causal True",
     own_configuration: "model.encoder has a configuration other than that of the model",
@@ -517,6 +563,9 @@ UNPADDED = {
     forbid_a_token_and_scale: "the logits of the engine differ",
     call_in_another_way: "feed_forward has its own _call_impl",
     narrow_heads: "the layers of the decoder have different numbers of heads",
+    mix_positions: "activation has its own act",
+    encode_in_another_way: "VanillaTransformerModel has its own get_encoder",
+    scale_each_head: "an attention of the decoder has a scaling that is not a number",
 }
 
 
@@ -533,7 +582,7 @@ def test_a_change_that_padding_hides_is_searched(change, tokenizer):
         with pytest.raises(ValueError, match=UNPADDED[change]):
             model.generate(**inputs, **search, engine="required")
     is_same = before.tolist() == expected.tolist()
-    assert not is_same or change in (narrow_heads, forbid_a_token_and_scale)
+    assert not is_same or change in (narrow_heads, forbid_a_token_and_scale, scale_each_head)
 
 
 def hide_the_feed_forward(model):
@@ -613,6 +662,23 @@ def test_a_mode_of_torch_applies_to_a_search_and_ends_with_it(mode, tokenizer):
             model.generate(**inputs, engine="required")
     with torch.device("cpu"):
         assert model.generate(**inputs, engine="required").tolist() != expected.tolist()
+
+
+def test_a_kernel_of_torch_library_applies_to_a_search_and_ends_with_it(tokenizer):
+    model = make_model(tokenizer)
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    # this registers kernels too
+    torch.func.vmap(torch.sin)(torch.ones(2))
+    before = model.generate(**inputs, engine="required")
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        with warnings.catch_warnings(action="ignore"):
+            library.impl("relu", lambda x: x.clamp(min=0.5), "CPU")
+        expected = model.generate(**inputs, engine="off")
+        assert expected.tolist() != before.tolist()
+        assert model.generate(**inputs).tolist() == expected.tolist()
+        with pytest.raises(ValueError, match="the kernel aten/relu/CPU was replaced"):
+            model.generate(**inputs, engine="required")
+    assert model.generate(**inputs, engine="required").tolist() == before.tolist()
 
 
 def test_a_weight_that_a_lookup_changes_is_not_packed(tokenizer):
@@ -775,6 +841,11 @@ def backward_mask(batch_idx, head_idx, q_idx, kv_idx):
     return kv_idx >= q_idx
 
 
+def rounded_weight(self, name, get=nn.Module.__getattr__):
+    value = get(self, name)
+    return value.round() if name == "weight" and type(self) is nn.Linear else value
+
+
 PATCHES = {
     "a method": (modeling.FeedForward, "forward", warmer),
     "a method of a base": (
@@ -810,6 +881,12 @@ PATCHES = {
         "__call__",
         lambda self, x: -nn.Module.__call__(self, x),
     ),
+    "a weight of a class": (
+        nn.Linear,
+        "weight",
+        property(lambda self: rounded_weight(self, "weight")),
+    ),
+    "a weight at each access": (nn.Module, "__getattr__", rounded_weight),
 }
 
 
@@ -821,14 +898,26 @@ def test_a_patched_class_is_searched_with_the_patch(patch, tokenizer, monkeypatc
     # an engine of the code before the patch exists
     model.generate(**inputs, engine="required")
     with monkeypatch.context() as patching:
-        patching.setattr(*PATCHES[patch])
+        patching.setattr(*PATCHES[patch], raising=patch != "a weight of a class")
         assert (logits(model, tokenizer) - before).abs().max() > 1e-3
         for search in SEARCHES:
             expected = model.generate(**inputs, **search, return_dict_in_generate=True).sequences
             assert model.generate(**inputs, **search).tolist() == expected.tolist()
-            with pytest.raises(ValueError, match=r"replaced|changed after|its own"):
+            with pytest.raises(ValueError, match=r"replaced|changed after|its own|was given"):
                 model.generate(**inputs, **search, engine="required")
     model.generate(**inputs, engine="required")
+
+
+def test_a_patched_way_to_the_encoder_is_searched(tokenizer, monkeypatch):
+    model = make_model(tokenizer)
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    before = model.generate(**inputs, engine="required")
+    encoder = NegatedEncoder(model.model.encoder)
+    monkeypatch.setattr(PreTrainedModel, "get_encoder", lambda self, modality=None: encoder)
+    found = model.generate(**inputs)
+    assert found.tolist() == model.generate(**inputs, engine="off").tolist() != before.tolist()
+    with pytest.raises(ValueError, match="whose get_encoder was replaced"):
+        model.generate(**inputs, engine="required")
 
 
 def test_a_patched_search_of_the_library_runs(tokenizer, monkeypatch):
@@ -846,6 +935,34 @@ def test_a_patched_search_of_the_library_runs(tokenizer, monkeypatch):
     monkeypatch.setattr(always, "__code__", always.__code__.replace(co_filename=path))
     with pytest.raises(ValueError, match=r"GenerationMixin\._sample was replaced"):
         model.generate(**inputs, num_beams=1, engine="required")
+
+
+def update_negated(self, *args, update=Cache.update, **kwargs):
+    return tuple(-3 * states for states in update(self, *args, **kwargs))
+
+
+class NegatedCache(DynamicCache):
+    update = update_negated
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "patch"),
+    [(Cache, "update", update_negated), (generation_utils, "DynamicCache", NegatedCache)],
+)
+def test_a_patched_cache_is_searched_with_the_patch(
+    owner, name, patch, tokenizer, monkeypatch, caplog
+):
+    model = make_model(tokenizer)
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    search = {"num_beams": 1, "max_extra_tokens": 9}
+    before = model.generate(**inputs, **search, engine="required")
+    monkeypatch.setattr(owner, name, patch)
+    found = model.generate(**inputs, **search)
+    assert found.tolist() == model.generate(**inputs, **search, engine="off").tolist()
+    assert found.tolist() != before.tolist()
+    with pytest.raises(ValueError, match=rf"\.{name} was replaced"):
+        model.generate(**inputs, **search, engine="required")
+    assert "uses no cache" not in caplog.text
 
 
 def test_the_command_line_evaluates_a_file_that_was_edited_in_place(run, tmp_path):

@@ -107,6 +107,7 @@ PRIVATE_NAMES = {
     "torch": ("_assert_async", "_foreach_add_", "_foreach_mul_", "_foreach_sub"),
     "torch.cpu": ("_is_amx_tile_supported", "_is_avx512_bf16_supported", "_is_vnni_supported"),
     "torch.nn.Module": ("_compiled_call_impl",),
+    "torch.library": ("_impls",),
     "torch.overrides": ("_get_current_function_mode_stack",),
     "torch.utils._python_dispatch": ("_get_current_dispatch_mode_stack",),
     "torch.Tensor": ("_backward_hooks", "_version"),
