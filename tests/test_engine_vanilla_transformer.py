@@ -413,7 +413,8 @@ def test_a_change_during_a_search_is_refused(lively_model, source):
     layer = model.model.decoder.layers[0]
 
     def change_weights(ids, scores):
-        layer.feed_forward.fc1.weight.data.add_(0.1)
+        with torch.no_grad():
+            layer.feed_forward.fc1.weight.add_(0.1)
         return scores
 
     def add_a_hook(ids, scores, **kwargs):
