@@ -248,9 +248,7 @@ def _torch_difference() -> str | None:
     for mode in _get_current_function_mode_stack():
         if type(mode) is not DeviceContext:
             return f"the mode {type(mode).__name__} is active"
-    for owner in COMPUTING_FUNCTIONS:
-        if owner in CACHE_CLASSES:
-            continue
+    for owner in COMPUTING_OWNERS:
         if (name := _replaced_function(owner)) is not None:
             return f"{owner.__name__}.{name} was replaced"
     for kernel in torch.library._impls - KERNELS:
@@ -560,17 +558,17 @@ CACHE_CLASSES = tuple(
         if base.__module__ == DynamicLayer.__module__
     )
 )
-# modules and classes that compute the logits of a model, with their functions at import
-COMPUTING_FUNCTIONS: dict[Any, dict[str, Any]] = {
-    owner: _functions_of(owner)
-    for owner in (
-        torch,
-        torch.Tensor,
-        nn.functional,
-        masking_utils,
-        sdpa_attention,
-        *CACHE_CLASSES,
-    )
+# modules and classes whose functions compute the logits of a model
+COMPUTING_OWNERS: tuple[Any, ...] = (
+    torch,
+    torch.Tensor,
+    nn.functional,
+    masking_utils,
+    sdpa_attention,
+)
+# functions of these modules and classes at import
+FUNCTIONS_AT_IMPORT: dict[Any, dict[str, Any]] = {
+    owner: _functions_of(owner) for owner in (*COMPUTING_OWNERS, *CACHE_CLASSES)
 }
 # the library's mask function for each of its attention functions
 MASKS = {"eager": eager_mask, "sdpa": sdpa_mask}
@@ -586,7 +584,7 @@ def _replaced_function(owner: Any) -> str | None:
     accepted_values = _accepted_values.get(owner)
     if accepted_values is not None and are_same_objects(accepted_values, values):
         return None
-    functions = COMPUTING_FUNCTIONS[owner]
+    functions = FUNCTIONS_AT_IMPORT[owner]
     for name, function in functions.items():
         if vars(owner).get(name) is not function:
             return name

@@ -168,13 +168,12 @@ def _find_languages_and_fields(
     found_languages: set[str] = set()
     # path of each field, by its name, in which dots separate the names of nested fields
     found_fields: dict[str, tuple[str, ...]] = {}
-    found_without_fields = "no records"
+    other_records: list[Any] = []
     for name in names:
         for chunk in _read_chunks(name, name):
             for record in _parse_records(chunk.decode(errors="replace"), name):
                 if not isinstance(record, dict):
-                    value = json.dumps(record, ensure_ascii=False)
-                    found_without_fields = f"a record that is not an object, {value}"
+                    other_records = other_records or [record]
                     continue
                 found_fields |= _field_paths(record)
                 translation = record.get(TRANSLATION_COLUMN)
@@ -197,7 +196,10 @@ def _find_languages_and_fields(
         )
         if columns:
             rule, advice = f"the columns {' and '.join(map(repr, columns))}", ""
-        found = ", ".join(sorted(found_fields)) or found_without_fields
+        found = ", ".join(sorted(found_fields)) or "no records"
+        if not found_fields and other_records:
+            value = json.dumps(other_records[0], ensure_ascii=False)
+            found = f"a record that is not an object, {value}"
         raise ValueError(
             f"{', '.join(names)} must have {rule}, got "
             f"{shortened(found, 3 * LONGEST_VALUE)}."

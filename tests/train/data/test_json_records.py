@@ -227,7 +227,9 @@ def test_invalid_json_is_refused_with_its_record(streaming, tmp_path):
 
 def test_records_without_names_are_refused(streaming, tmp_path):
     (tmp_path / "train.json").write_text('[["a", "\u00e4"], ["c", "d"]]')
-    with pytest.raises(ValueError, match=r'got a record that is not an object, \["c", "d"\]\.'):
+    with pytest.raises(
+        ValueError, match=r'got a record that is not an object, \["a", "\u00e4"\]\.'
+    ):
         read(tmp_path, streaming)
 
 
