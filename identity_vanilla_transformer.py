@@ -252,9 +252,7 @@ def _torch_difference() -> str | None:
         if (name := _replaced_function(owner)) is not None:
             return f"{owner.__name__}.{name} was replaced"
     for kernel in torch.library._impls - KERNELS:
-        # torch itself registers kernels of shapes and of `vmap` when they are used
-        is_of_device = not kernel.endswith(("/Meta", "/FuncTorchBatched"))
-        if kernel.startswith("aten/") and is_of_device:
+        if kernel.startswith("aten/") and not kernel.endswith(NEW_KERNELS):
             return f"the kernel {kernel} was replaced by torch.library"
     return None
 
@@ -574,6 +572,9 @@ FUNCTIONS_AT_IMPORT: dict[Any, dict[str, Any]] = {
 MASKS = {"eager": eager_mask, "sdpa": sdpa_mask}
 # kernels that Python code has registered, at import: namespace, operator and device
 KERNELS = frozenset(torch.library._impls)
+# dispatch keys of kernels that replace none: torch registers those of shapes and of `vmap` when it
+# first uses them, and a device outside torch (PrivateUse1) brings all of its own
+NEW_KERNELS = ("/Meta", "/FuncTorchBatched", "/PrivateUse1")
 # all values of a module or class at the last comparison that found no difference
 _accepted_values: dict[Any, list[Any]] = {}
 
