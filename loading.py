@@ -1,6 +1,8 @@
 """Load the model, tokenizer and configuration of a run, a folder or a Hub name."""
 
 import errno
+import fnmatch
+import glob
 import inspect
 import json
 import re
@@ -137,6 +139,27 @@ LIBRARY_SETTINGS = (
     "token",
     "torch_dtype",
 )
+# advice about models that no kind of `convert` reads, by patterns of their file names
+NOT_CONVERTED = (
+    "cannot be converted: use its own toolkit, or train a model of this package on its "
+    "translations."
+)
+SOCKEYE = f" A model of Sockeye {NOT_CONVERTED}"
+TENSORFLOW = f" A checkpoint of TensorFlow (OpenNMT-tf, tensor2tensor) {NOT_CONVERTED}"
+FOREIGN_FILES = {
+    "*.npz": (
+        " Convert a model of Marian (.npz) with `python -m "
+        "transformers.models.marian.convert_marian_to_pytorch` of transformers 4."
+    ),
+    "params.best": SOCKEYE,
+    "params.[0-9][0-9][0-9][0-9][0-9]": SOCKEYE,
+    "model.[0-9][0-9].safetensors": f" A model of Eole {NOT_CONVERTED}",
+    "*.index": TENSORFLOW,
+    "*.data-?????-of-?????": TENSORFLOW,
+    "model.bin": (
+        " The file model.bin is a model of CTranslate2: use the model that it was exported from."
+    ),
+}
 # start of the errors about a run
 RUN_RULE = "run must be a run folder, a model folder or a Hub name"
 
@@ -299,9 +322,11 @@ def _model_class_of(
         model_class.register_for_auto_class(AUTO_CLASS)
         return model_class
     if model_type is None and not auto_map:
+        advice = foreign_advice(run) or (
+            " Models of other programs, such as CTranslate2 and Eole, run only in these programs."
+        )
         raise ValueError(
-            f"{RUN_RULE}, got {str(run)!r}, whose {CONFIG_NAME} names no model_type. A model that "
-            "was exported to another engine, such as CTranslate2, runs only there."
+            f"{RUN_RULE}, got {str(run)!r}, whose {CONFIG_NAME} names no model_type.{advice}"
         )
     if model_type in CONFIG_MAPPING:
         config_class = CONFIG_MAPPING[model_type]
@@ -564,15 +589,36 @@ def conversion_advice(path: Path) -> str:
     Args:
         path: Folder or file that holds no model of transformers.
     """
-    suffixes = {file.suffix for file in ([path] if path.is_file() else path.iterdir())}
-    if ".npz" in suffixes:
-        return (
-            " Convert a model of Marian (.npz) with `python -m "
-            "transformers.models.marian.convert_marian_to_pytorch` of transformers 4."
-        )
+    if advice := foreign_advice(path):
+        return advice
+    suffixes = {file.suffix for file in _files_of(path)}
+    if ".ckpt" in suffixes:
+        return " `vanilla-transformer convert joeynmt` reads checkpoints (.ckpt) of JoeyNMT."
     if ".pt" in suffixes:
         return " `vanilla-transformer convert` reads checkpoints (.pt) of fairseq and OpenNMT-py."
     return ""
+
+
+def foreign_advice(path: str | Path) -> str:
+    """Return a sentence about a model that this package does not read, or an empty string.
+
+    Args:
+        path: Folder, file, or name of files without their suffixes.
+    """
+    names = [file.name for file in _files_of(Path(path))]
+    advices = (
+        advice for pattern, advice in FOREIGN_FILES.items() if fnmatch.filter(names, pattern)
+    )
+    return next(advices, "")
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return a file, the files of a folder, or the files whose names begin with a name."""
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        return list(path.iterdir())
+    return list(path.parent.glob(f"{glob.escape(path.name)}.*"))
 
 
 def is_allowed_on_hub(name: str) -> bool:
@@ -619,7 +665,9 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
     # user on the Hub
     is_in_folder = kind == "model" and path.parent != Path() and path.parent.is_dir()
     if is_in_folder or not is_allowed_on_hub(name):
-        raise ValueError(f"{rule}, got {name!r}: no such folder.")
+        # an empty name is the current folder
+        advice = "" if path.is_dir() else foreign_advice(path)
+        raise ValueError(f"{rule}, got {name!r}: no such folder.{advice}")
     # the local cache has this model or dataset, so no network is needed
     if Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).is_dir():
         return

@@ -190,7 +190,7 @@ def check(value: Any, schema: Schema, file: str | Path, field: str = "") -> None
         return
     for name in schema.required:
         if name not in value:
-            raise ValueError(f"{location} must have {name}, got {shown(sorted(value))}.")
+            raise ValueError(f"{location} must have {name}, got {shown(sorted(map(str, value)))}.")
     for name, entry in value.items():
         entry_schema = schema.required.get(name) or schema.optional.get(name) or schema.other_items
         entry_field = f"{field}.{shown(name)[1:-1]}" if field else shown(name)[1:-1]

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from transformers import (
     FSMTForConditionalGeneration,
@@ -19,6 +20,7 @@ from ..loading import (
     TOKENIZER_WITHOUT_CODE,
     check_local,
     conversion_advice,
+    foreign_advice,
     load_whole,
     read_config,
     read_tokenizer,
@@ -26,6 +28,7 @@ from ..loading import (
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .fairseq import fairseq_tokenizer, from_fairseq
 from .fsmt import from_fsmt
+from .joeynmt import from_joeynmt, joeynmt_search, joeynmt_tokenizer
 from .m2m100 import from_m2m100
 from .marian import from_marian
 from .opennmt import from_opennmt, opennmt_tokenizer
@@ -43,6 +46,10 @@ HELP = {
     "m2m_100": "an M2M100 model of transformers, or a dense NLLB model",
     "fairseq": "a checkpoint of fairseq, with dictionary and BPE codes in its folder",
     "opennmt": "a checkpoint of OpenNMT-py",
+    "joeynmt": "a checkpoint or a model folder of JoeyNMT, with configuration and vocabulary",
+}
+SOURCE_HELP = dict.fromkeys(TRANSFORMERS_KINDS, "folder or Hub name") | {
+    "joeynmt": "file or folder"
 }
 # starts of names in a generation configuration that do not change translations
 NO_SEARCH_SETTINGS = ("_", "output_", "return_", "transformers_version", "use_cache")
@@ -73,6 +80,10 @@ def run(argv: list[str], prog: str) -> str:
         languages = (arguments.source_lang, arguments.target_lang)
         model = from_fairseq(source)
         tokenizer, tokenizer_sentence = fairseq_tokenizer(source, *languages)
+    elif arguments.kind == "joeynmt":
+        model = from_joeynmt(source)
+        tokenizer, tokenizer_sentence = joeynmt_tokenizer(source)
+        tokenizer_sentence += _replaced_line(joeynmt_search(source))
     else:
         model = from_opennmt(source)
         tokenizer, tokenizer_sentence = opennmt_tokenizer(source)
@@ -99,7 +110,7 @@ def _from_library(kind: str, source: str) -> Converted:
     if model_type is None:
         raise ValueError(
             f"SOURCE must be of the kind {kind}, got {source}, whose {CONFIG_NAME} names no "
-            "model_type."
+            f"model_type.{foreign_advice(source)}"
         )
     if model_type != kind:
         advice = (
@@ -126,13 +137,18 @@ def _from_library(kind: str, source: str) -> Converted:
 
 def _replaced_settings(source: PreTrainedModel, converted: PreTrainedModel) -> str:
     """Return a line with the source's search settings that the converted model does not have."""
-    settings = [
-        f"{name}={value}"
+    settings = {
+        name: value
         for name, value in source.generation_config.to_diff_dict().items()
         if not name.startswith(NO_SEARCH_SETTINGS)
         and getattr(converted.generation_config, name, None) != value
-    ]
-    return f"\nThe paper's search replaces {', '.join(settings)}." if settings else ""
+    }
+    return _replaced_line(settings)
+
+
+def _replaced_line(settings: dict[str, Any]) -> str:
+    words = [f"{name}={value}" for name, value in settings.items()]
+    return f"\nThe paper's search replaces {', '.join(words)}." if words else ""
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -146,10 +162,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         subparser = subparsers.add_parser(
             kind, help=help_text, description=help_text, allow_abbrev=False
         )
-        is_file = kind not in TRANSFORMERS_KINDS
-        subparser.add_argument(
-            "source", metavar="SOURCE", help="file" if is_file else "folder or Hub name"
-        )
+        subparser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP.get(kind, "file"))
         subparser.add_argument("out", metavar="OUT", help="new or empty folder")
         if kind == "fairseq":
             for side in ("source", "target"):

@@ -12,7 +12,13 @@ from transformers import FSMTTokenizer, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .toolkit_files import read_checkpoint, read_lines, settings_of, token_tokenizer
+from .toolkit_files import (
+    NAMED_TOKENS,
+    read_checkpoint,
+    read_lines,
+    settings_of,
+    token_tokenizer,
+)
 from .weights import (
     BART_RENAMES,
     build_model,
@@ -155,7 +161,7 @@ def fairseq_tokenizer(
         )
     codes_file = next((folder / name for name in CODES_FILES if (folder / name).is_file()), None)
     if codes_file is None:
-        tokenizer = token_tokenizer(tokens, "<pad>", adds_eos=True)
+        tokenizer = token_tokenizer(tokens, NAMED_TOKENS | {"pad_token": "<pad>"}, adds_eos=True)
         return tokenizer, (
             f"The tokenizer reads and writes tokens separated by spaces: {folder} has a dictionary "
             f"but no BPE codes ({' or '.join(CODES_FILES)})."

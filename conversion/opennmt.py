@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .toolkit_files import read_checkpoint, settings_of, token_tokenizer
+from .toolkit_files import NAMED_TOKENS, read_checkpoint, settings_of, token_tokenizer
 from .weights import build_model, number_of_layers, rename_weights, required_entry
 
 # description of the weights in error messages
@@ -128,7 +128,7 @@ def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, 
     """
     tokens = _vocabulary(read_checkpoint(checkpoint))
     # adds_eos=False, because OpenNMT-py adds no end token to a source
-    tokenizer = token_tokenizer(tokens, "<blank>", adds_eos=False)
+    tokenizer = token_tokenizer(tokens, NAMED_TOKENS | {"pad_token": "<blank>"}, adds_eos=False)
     return tokenizer, (
         "The tokenizer reads and writes tokens separated by spaces: the checkpoint has the "
         "vocabulary, but not the BPE codes or the SentencePiece model that split text into tokens."

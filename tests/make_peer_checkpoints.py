@@ -1,12 +1,19 @@
-"""Make `tests/peers`: small checkpoints of fairseq and OpenNMT-py, with their results.
+"""Make `tests/peers`: small checkpoints of fairseq, OpenNMT-py and JoeyNMT, with their results.
 
 Each is trained for a moment by its own command, and then asked for logits and translations by its
 own code. Made with fairseq 0.12.2, OpenNMT-py 3.5.1 and subword-nmt 0.3.8, which are older than
 the other packages here and so have an environment of their own:
 
-    TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 python tests/make_peer_checkpoints.py
+    TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 python tests/make_peer_checkpoints.py fairseq opennmt
+
+JoeyNMT 2.3.0 runs with the versions of constraints.txt, except that of sentencepiece:
+
+    pip install --no-deps joeynmt subword-nmt importlib-metadata zipp lazy-importer
+    pip install sentencepiece==0.2.0
+    python tests/make_peer_checkpoints.py joeynmt
 """
 
+import contextlib
 import json
 import random
 import shutil
@@ -16,6 +23,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+import yaml
 
 PEERS = Path(__file__).parent / "peers"
 WORDS = "ant bee cat dog elk fox gnu hen ibis jay kite lynx mole newt owl pig".split()  # noqa: SIM905
@@ -35,6 +43,33 @@ OPENNMT = {
         *("-position_encoding_type", "SinusoidalConcat", "-add_qkvbias", "-add_ffnbias"),
         *("-share_decoder_embeddings", "-pos_ffn_activation_fn", "gelu"),
     ],
+}
+# for each model: settings of a text, and settings of the model
+JOEYNMT = {
+    "joeynmt-pieces": (
+        {
+            "level": "bpe",
+            "tokenizer_type": "sentencepiece",
+            "tokenizer_cfg": {"model_file": "pieces.model"},
+        },
+        {"layer_norm": "pre", "tied_embeddings": True, "tied_softmax": True, "scale": True},
+    ),
+    "joeynmt-words": (
+        {"level": "word", "lowercase": True, "normalize": True},
+        {"layer_norm": "post", "tied_embeddings": False, "tied_softmax": True, "scale": False},
+    ),
+    "joeynmt-characters": (
+        {"level": "char"},
+        {"layer_norm": "pre", "tied_softmax": False, "scale": True, "activation": "swish"},
+    ),
+    "joeynmt-codes": (
+        {
+            "level": "bpe",
+            "tokenizer_type": "subword-nmt",
+            "tokenizer_cfg": {"codes": "bpecodes"},
+        },
+        {"layer_norm": "post", "tied_embeddings": True, "scale": True, "activation": "gelu"},
+    ),
 }
 
 
@@ -219,19 +254,162 @@ def make_opennmt(name: str, flags: list[str], corpus: Path, work: Path) -> None:
     torch.save(checkpoint, folder / "model.pt")
 
 
-def main() -> None:
-    """Make all checkpoints."""
-    shutil.rmtree(PEERS, ignore_errors=True)
+def joeynmt_vocabulary(text_settings: dict, corpus: Path) -> list[str]:
+    """Return the tokens of both languages, without special tokens."""
+    if text_settings.get("tokenizer_type") == "sentencepiece":
+        from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+
+        SentencePieceTrainer.train(
+            input=[str(corpus / "train.en"), str(corpus / "train.de")],
+            model_prefix=str(corpus / "pieces"),
+            vocab_size=48,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            minloglevel=2,
+        )
+        pieces = SentencePieceProcessor(str(corpus / "pieces.model"))
+        return [pieces.id_to_piece(index) for index in range(len(pieces))]
+    from joeynmt.tokenizers import _build_tokenizer
+
+    # the vocabulary filter of subword-nmt needs the vocabulary that is made here
+    prefix = "train.bpe" if "codes" in text_settings.get("tokenizer_cfg", {}) else "train"
+    split = _build_tokenizer({**text_settings, "lang": "en"})
+    tokens = set()
+    for lang in ("en", "de"):
+        for line in (corpus / f"{prefix}.{lang}").read_text("utf-8").splitlines():
+            tokens |= set(line.split() if prefix == "train.bpe" else split(split.pre_process(line)))
+    return sorted(tokens)
+
+
+def make_joeynmt(name: str, text_settings: dict, model_settings: dict, corpus: Path) -> None:
+    """Train with JoeyNMT's command, translate with its search."""
+    from joeynmt.config import TestConfig, load_config, parse_global_args
+    from joeynmt.prediction import predict, prepare
+
+    vocabulary = joeynmt_vocabulary(text_settings, corpus)
+    Path("vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
+    stack = {
+        "type": "transformer",
+        "num_heads": 2,
+        "hidden_size": 16,
+        "ff_size": 24,
+        "dropout": 0.0,
+        "embeddings": {"embedding_dim": 16, "scale": model_settings["scale"]},
+        "layer_norm": model_settings["layer_norm"],
+        "activation": model_settings.get("activation", "relu"),
+    }
+    sides = {
+        side: {"lang": lang, "max_length": 100, "voc_file": "vocab.txt", **text_settings}
+        for side, lang in (("src", "en"), ("trg", "de"))
+    }
+    settings = {
+        "name": name,
+        "joeynmt_version": "2.3.0",
+        "model_dir": name,
+        "use_cuda": False,
+        "fp16": False,
+        "data": {"train": "train", "dev": "valid", "dataset_type": "plain", **sides},
+        "testing": {"beam_size": 5, "beam_alpha": 1.0, "max_output_length": 60},
+        "training": {
+            "optimizer": "adam",
+            "learning_rate": 0.01,
+            "scheduling": "warmupinversesquareroot",
+            "learning_rate_warmup": 50,
+            "learning_rate_min": 0.0,
+            "batch_size": 1000,
+            "batch_type": "token",
+            "updates": 600,
+            "epochs": 600,
+            "validation_freq": 600,
+            "logging_freq": 100,
+            "early_stopping_metric": "loss",
+        },
+        "model": {
+            "initializer": "xavier_uniform",
+            "embed_initializer": "xavier_uniform",
+            "tied_embeddings": model_settings.get("tied_embeddings", False),
+            "tied_softmax": model_settings.get("tied_softmax", False),
+            "encoder": {**stack, "num_layers": 1},
+            "decoder": {**stack, "num_layers": 2},
+        },
+    }
+    Path("settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    run = [sys.executable, "-m", "joeynmt", "train", "settings.yaml", "--skip-test"]
+    subprocess.run(run, check=True)
+
+    folder = PEERS / name
+    folder.mkdir(parents=True)
+    for path in Path(name).iterdir():
+        if path.name in ("config.yaml", "src_vocab.txt", "trg_vocab.txt", "pieces.model"):
+            shutil.copy(path, folder)
+        if path.name == "bpecodes":
+            shutil.copy(path, folder)
+    arguments = parse_global_args(load_config(f"{name}/config.yaml"), mode="translate")
+    model, _, _, data = prepare(arguments, rank=0, mode="translate")
+    model.eval()
+
+    def translations(**search) -> list[str]:
+        data.reset_cache()
+        for text in texts:
+            data.set_item(text)
+        test_arguments = TestConfig(**{**arguments.test._asdict(), "batch_size": 1, **search})
+        return predict(model, data, torch.device("cpu"), 0, args=test_arguments,
+                       autocast=arguments.autocast)[2]  # fmt: skip
+
+    def ids_of(text: str) -> list[int]:
+        tokenizer = data.tokenizer["en"]
+        pieces = tokenizer(tokenizer.pre_process(text))
+        return [*map(model.src_vocab.lookup, pieces), model.eos_index]
+
+    texts = (corpus / "valid.en").read_text("utf-8").splitlines()[:4] + TEXTS
+    source = torch.tensor([ids_of(texts[0])])
+    target = torch.tensor([[model.bos_index, *ids_of(texts[1])[:-1]]])
+    with torch.no_grad():
+        logits, *_ = model._encode_decode(
+            src=source,
+            trg_input=target,
+            src_mask=torch.ones(1, 1, source.shape[1], dtype=torch.bool),
+            src_length=torch.tensor([source.shape[1]]),
+            trg_mask=torch.ones(1, 1, target.shape[1], dtype=torch.bool),
+        )
+    content = {
+        "source": source.tolist(),
+        "target": target.tolist(),
+        "logits": rounded(logits),
+        "texts": texts,
+        "text_ids": list(map(ids_of, texts)),
+        "greedy_texts": translations(beam_size=1),
+        "beam5_texts": translations(beam_size=5),
+    }
+    write_json(folder / "expected.json", content)
+    checkpoint = torch.load(f"{name}/best.ckpt")
+    del checkpoint["optimizer_state"]
+    # keep 9 of the 5,000 sinusoids, which are the same in every model
+    for stack_name in ("encoder", "decoder"):
+        sinusoids = checkpoint["model_state"][f"{stack_name}.pe.pe"]
+        checkpoint["model_state"][f"{stack_name}.pe.pe"] = sinusoids[:, :9].clone()
+    torch.save(checkpoint, folder / "best.ckpt")
+
+
+def main(kinds: list[str]) -> None:
+    """Make all checkpoints of some kinds."""
+    for kind in kinds:
+        for folder in PEERS.glob(f"{kind}*"):
+            shutil.rmtree(folder)
     with tempfile.TemporaryDirectory() as work:
         corpus = Path(work) / "corpus"
         corpus.mkdir()
         write_corpus(corpus)
         cut(corpus)
-        for name, flags in FAIRSEQ.items():
+        for name, flags in FAIRSEQ.items() if "fairseq" in kinds else ():
             make_fairseq(name, flags, corpus, Path(work))
-        for name, flags in OPENNMT.items():
+        for name, flags in OPENNMT.items() if "opennmt" in kinds else ():
             make_opennmt(name, flags, corpus, Path(work))
+        for name, settings in JOEYNMT.items() if "joeynmt" in kinds else ():
+            # the names of files in a configuration are relative to this folder
+            with contextlib.chdir(corpus):
+                make_joeynmt(name, *settings, corpus)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import train_toys
 
 from vanilla_transformer.cli import main
@@ -120,6 +121,16 @@ def test_weights_that_may_not_be_read_are_not_called_missing(run, monkeypatch):
     [
         ("model.npz", r"Convert a model of Marian .*\.convert_marian_to_pytorch"),
         ("model.pt", "`vanilla-transformer convert` reads checkpoints"),
+        ("best.ckpt", "`vanilla-transformer convert joeynmt` reads checkpoints"),
+        ("params.best", "A model of Sockeye cannot be converted: use its own toolkit, or train"),
+        ("params.00012", "A model of Sockeye cannot be converted"),
+        ("model.00.safetensors", "A model of Eole cannot be converted"),
+        ("ckpt-500.index", r"A checkpoint of TensorFlow \(OpenNMT-tf, tensor2tensor\) cannot be"),
+        ("ckpt-500.data-00000-of-00001", "A checkpoint of TensorFlow"),
+        (
+            "model.bin",
+            "The file model.bin is a model of CTranslate2: use the model that it was exp",
+        ),
     ],
 )
 def test_a_model_of_another_toolkit_is_refused_with_the_way_to_convert_it(name, advice, tmp_path):
@@ -128,6 +139,49 @@ def test_a_model_of_another_toolkit_is_refused_with_the_way_to_convert_it(name, 
         with pytest.raises(ValueError, match=rf"{rest}'?\. {advice}"):
             load_run(source)
     with pytest.raises(ValueError, match=advice):
+        run_convert(["marian", str(tmp_path), str(tmp_path / "out")], "convert")
+    if name.endswith(("pt", "ckpt")):
+        return
+    for kind in ("fairseq", "opennmt", "joeynmt"):
+        with pytest.raises(ValueError, match=advice):
+            run_convert([kind, str(tmp_path), str(tmp_path / "out")], "convert")
+        with pytest.raises(ValueError, match=advice):
+            run_convert([kind, str(tmp_path / name), str(tmp_path / "out")], "convert")
+
+
+def test_a_checkpoint_is_recognized_by_its_name_without_suffix(tmp_path):
+    """The programs of TensorFlow take such a name."""
+    for suffix in ("index", "data-00000-of-00001"):
+        (tmp_path / f"ckpt-500.{suffix}").touch()
+    for read in (load_run, lambda it: run_convert(["fairseq", str(it), "out"], "convert")):
+        with pytest.raises(ValueError, match=r"no such f.* A checkpoint of TensorFlow"):
+            read(tmp_path / "ckpt-500")
+    with pytest.raises(ValueError, match=r"no such folder\.$"):
+        load_run(tmp_path / "ckpt")
+
+
+def test_weights_of_sockeye_that_torch_reads_are_named(tmp_path):
+    torch.save({"decoder.layers.0.weight": torch.zeros(2)}, tmp_path / "params.best")
+    with pytest.raises(ValueError, match=r"'model', got decoder\..* A model of Sockeye cannot"):
+        run_convert(["fairseq", str(tmp_path / "params.best"), str(tmp_path / "out")], "convert")
+
+
+@pytest.mark.parametrize(
+    ("files", "advice"),
+    [
+        (["model.bin", "shared_vocabulary.json"], "model.bin is a model of CTranslate2"),
+        (["model.00.safetensors", "vocab.json"], "A model of Eole cannot be converted"),
+        (["weights"], "Models of other programs, such as CTranslate2 and Eole, run only in these"),
+    ],
+)
+def test_a_configuration_of_another_program_is_named(files, advice, tmp_path):
+    (tmp_path / "config.json").write_text('{"model": {"architecture": "transformer"}}')
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=rf"config\.json names no model_type\. .*{advice}"):
+        load_run(tmp_path)
+    message = "names no model_type" if files == ["weights"] else rf"model_type\. .*{advice}"
+    with pytest.raises(ValueError, match=message):
         run_convert(["marian", str(tmp_path), str(tmp_path / "out")], "convert")
 
 

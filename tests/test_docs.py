@@ -68,6 +68,7 @@ def reader(tmp_path_factory):
         (folder / "my" / f"{split}.mrg").write_text("\n".join(TREES), encoding="utf-8")
     shutil.copytree(PEERS / "fairseq-post", folder / "my" / "fairseq")
     shutil.copytree(PEERS / "opennmt", folder / "my" / "opennmt")
+    shutil.copytree(PEERS / "joeynmt-pieces", folder / "my" / "joeynmt")
     pieces = make_pieces(tmp_path_factory.mktemp("pieces"))
     for name, make in LIBRARY_MODELS.items():
         for part in make(pieces, tmp_path_factory.mktemp("vocabulary")):
@@ -233,7 +234,7 @@ def test_a_page_of_steps_runs_from_top_to_bottom(reader, monkeypatch, capsys):
     assert (reader / "runs" / "demo-marian-ct2" / "model.bin").is_file()
     for kind in ("ct2", "int8", "onnx", "js", "marian", "again"):
         assert (reader / "runs" / f"demo-{kind}" / "tokenizer.json").is_file()
-    for folder in ("from-fairseq", "from-opennmt"):
+    for folder in ("from-fairseq", "from-opennmt", "from-joeynmt"):
         assert (reader / "runs" / folder / "model.safetensors").is_file()
 
 

@@ -278,6 +278,9 @@ def commands(run: Path, corpus: Path, new: Path) -> dict:
         "convert opennmt": [
             *("convert", "opennmt", str(run / "pytorch_model.bin"), str(new / "from-opennmt")),
         ],
+        "convert joeynmt": [
+            *("convert", "joeynmt", str(run / "pytorch_model.bin"), str(new / "from-joeynmt")),
+        ],
         "export marian": ["export", "marian", str(run), str(new / "marian")],
         "export ctranslate2": ["export", "ctranslate2", str(run), str(new / "ctranslate2")],
         "export transformersjs": ["export", "transformersjs", str(run), str(new / "javascript")],
@@ -560,13 +563,16 @@ def test_the_moving_average_of_another_model_is_refused(change, sentence, run, t
     ],
     ids=["expanded", "strided", "meta", "sparse"],
 )
-@pytest.mark.parametrize(("peer", "is_legacy"), [("fairseq-post", True), ("opennmt", False)])
+@pytest.mark.parametrize(
+    ("peer", "is_legacy"), [("fairseq-post", True), ("opennmt", False), ("joeynmt-words", False)]
+)
 def test_a_small_checkpoint_of_a_large_tensor_is_refused(peer, is_legacy, tensor, tmp_path, capsys):
     kind = peer.split("-")[0]
-    path = tmp_path / "model.pt"
-    content = torch.load(PEERS / peer / "model.pt", weights_only=False)
-    name = next(name for name in content["model"] if name.endswith("weight"))
-    content["model"][name] = tensor
+    file, entry = ("best.ckpt", "model_state") if kind == "joeynmt" else ("model.pt", "model")
+    path = tmp_path / file
+    content = torch.load(PEERS / peer / file, weights_only=False)
+    name = next(name for name in content[entry] if name.endswith("weight"))
+    content[entry][name] = tensor
     torch.save(content, path, _use_new_zipfile_serialization=not is_legacy)
     assert main(["convert", kind, str(path), str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
