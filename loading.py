@@ -145,7 +145,7 @@ NOT_CONVERTED = (
     "translations."
 )
 SOCKEYE = f" A model of Sockeye {NOT_CONVERTED}"
-TENSORFLOW = f" A checkpoint of TensorFlow (OpenNMT-tf, tensor2tensor) {NOT_CONVERTED}"
+TENSORFLOW = f" A model of TensorFlow (OpenNMT-tf, tensor2tensor) {NOT_CONVERTED}"
 FOREIGN_FILES = {
     "*.npz": (
         " Convert a model of Marian (.npz) with `python -m "
@@ -156,6 +156,7 @@ FOREIGN_FILES = {
     "model.[0-9][0-9].safetensors": f" A model of Eole {NOT_CONVERTED}",
     "*.index": TENSORFLOW,
     "*.data-?????-of-?????": TENSORFLOW,
+    "saved_model.pb": TENSORFLOW,
     "model.bin": (
         " The file model.bin is a model of CTranslate2: use the model that it was exported from."
     ),

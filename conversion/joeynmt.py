@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -259,23 +260,30 @@ def joeynmt_tokenizer(source: str | Path) -> tuple[PreTrainedTokenizerBase | Non
     checkpoint = _checkpoint_file(source)
     folder = checkpoint.parent
     config = _read_config(folder)
-    tokens, target_tokens = (_read_vocabulary(folder, side, config) for side in ("src", "trg"))
-    if tokens is None or target_tokens is None:
+    settings, target_settings = (_text_settings(config, side) for side in ("src", "trg"))
+    vocabulary_file = _vocabulary_file(folder, "src", settings)
+    target_vocabulary_file = _vocabulary_file(folder, "trg", target_settings)
+    if vocabulary_file is None or target_vocabulary_file is None:
         return None, f"No tokenizer: {folder} has no src_vocab.txt and trg_vocab.txt."
+    # the file of a user may lack the special tokens
+    tokens, target_tokens = (
+        list(dict.fromkeys([*_special_tokens(config), *read_lines(path)]))
+        for path in (vocabulary_file, target_vocabulary_file)
+    )
     if tokens != target_tokens:
         raise ValueError(f"{ONE_VOCABULARY}, got different ones in {folder}.")
     weights = read_checkpoint(checkpoint, "model_state")["model_state"]
     embeddings = required_entry(weights, EMBEDDINGS_AND_OUTPUT[0], WEIGHTS_ORIGIN)
     if len(tokens) != len(embeddings):
         raise ValueError(
-            f"the vocabulary in {folder} must have {len(embeddings)} tokens, as the embedding has, "
-            f"got {len(tokens)}."
+            f"{vocabulary_file} must have {len(embeddings)} tokens, as the embedding has, got "
+            f"{len(tokens)}."
         )
-    settings, target_settings = (_text_settings(config, side) for side in ("src", "trg"))
     special_tokens = dict(zip(SPECIAL_TOKENS, tokens, strict=False))
     tokenizer, what_it_does = _splitting_tokenizer(folder, settings, tokens, special_tokens)
     backend = tokenizer.backend_tokenizer
-    steps_before, own_normalizers = _text_steps(settings, is_split=what_it_does != READS_TOKENS)
+    is_split = what_it_does != READS_TOKENS
+    steps_before, own_normalizers = _text_steps(settings, vocabulary_file, is_split)
     own_normalizers += filter(None, [backend.normalizer])
     backend.normalizer = normalizers.Sequence(own_normalizers)
     backend.decoder = decoders.Sequence(_decoding_steps(target_settings, backend.decoder))
@@ -337,9 +345,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
         )
     try:
         config = yaml.safe_load(text)
-    # for an invalid date PyYAML raises a ValueError
+    except yaml.MarkedYAMLError as error:
+        line_number = error.problem_mark.line + 1
+        raise ValueError(f"{path} line {line_number} must be YAML: {error.problem}.") from error
+    # for an invalid date PyYAML raises a ValueError, for an invalid character another YAMLError
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must be YAML, got {' '.join(str(error).split())}.") from error
+        raise ValueError(f"{path} must be YAML: {' '.join(str(error).split())}.") from error
     check(config, CONFIG_SCHEMA, path)
     return config
 
@@ -429,15 +440,9 @@ def _special_tokens(config: dict[str, Any]) -> list[str]:
     return tokens + symbols.get("lang_tags", [])
 
 
-def _read_vocabulary(folder: Path, side: str, config: dict[str, Any]) -> list[str] | None:
-    """Return the tokens of one side in the order of their ids, or None without a file."""
-    voc_file = Path(_text_settings(config, side).voc_file).name
-    paths = [folder / name for name in (f"{side}_vocab.txt", voc_file)]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        return None
-    # the file of a user may lack the special tokens
-    return list(dict.fromkeys([*_special_tokens(config), *read_lines(path)]))
+def _vocabulary_file(folder: Path, side: str, settings: TextSettings) -> Path | None:
+    paths = [folder / name for name in (f"{side}_vocab.txt", Path(settings.voc_file).name)]
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _text_settings(config: dict[str, Any], side: str) -> TextSettings:
@@ -516,7 +521,7 @@ def _pieces_tokenizer(
 
 
 def _text_steps(
-    settings: TextSettings, is_split: bool
+    settings: TextSettings, vocabulary_file: Path, is_split: bool
 ) -> tuple[list[str], list[normalizers.Normalizer]]:
     """Return the steps before the tokenizer, and the normalizers that do the further steps."""
     # each step with normalizers that do the same, or None
@@ -531,13 +536,18 @@ def _text_steps(
     if settings.lowercase:
         steps.append(("lowercase", [normalizers.Lowercase()]))
     if not is_split:
+        folder = vocabulary_file.parent
+        codes, separator = folder / Path(settings.codes).name, shlex.quote(settings.separator)
         programs = {
             "sentencepiece": f"SentencePiece with {settings.model_file}",
-            "subword-nmt": f"`subword-nmt apply-bpe --codes {settings.codes}`",
+            # subword-nmt expects a count for each token
+            "subword-nmt": (
+                f"`subword-nmt apply-bpe --codes {codes} --separator {separator} --vocabulary "
+                f"<(sed 's/$/ 1/' {vocabulary_file})`"
+            ),
         }
         own_program = "the program that split your training text"
-        program = own_program if settings.is_old else programs[settings.split]
-        steps.append((program, None))
+        steps.append((own_program if settings.is_old else programs[settings.split], None))
     if settings.is_old:
         # JoeyNMT 1 lowercases the tokens
         steps.reverse()
@@ -555,8 +565,6 @@ def _decoding_steps(
         steps = [pieces_decoder]
     elif settings.split in ("char", "sentencepiece"):
         steps = [decoders.Fuse(), decoders.Replace(SPACE, " ")]
-        if settings.split == "sentencepiece":
-            steps.append(decoders.Strip(" ", 1, 1))
     else:
         # no token begins with a space, so WordPiece puts a space before each but the first
         steps = [decoders.WordPiece(prefix=" ", cleanup=False), decoders.Fuse()]
@@ -566,7 +574,9 @@ def _decoding_steps(
                 decoders.Replace(f"{settings.separator} ", ""),
                 decoders.Replace(end, ""),
             ]
-    if settings.normalize and not settings.has_moses:
+    removes_spaces = settings.normalize and not settings.has_moses
+    if removes_spaces:
         steps += [decoders.Replace(*pair) for pair in EXTRA_SPACES]
-        steps.append(decoders.Strip(" ", 1, 1))
+    if removes_spaces or settings.split == "sentencepiece":
+        steps.append(decoders.Replace(Regex(r"\A\s+|\s+\z"), ""))
     return steps

@@ -125,8 +125,8 @@ def test_weights_that_may_not_be_read_are_not_called_missing(run, monkeypatch):
         ("params.best", "A model of Sockeye cannot be converted: use its own toolkit, or train"),
         ("params.00012", "A model of Sockeye cannot be converted"),
         ("model.00.safetensors", "A model of Eole cannot be converted"),
-        ("ckpt-500.index", r"A checkpoint of TensorFlow \(OpenNMT-tf, tensor2tensor\) cannot be"),
-        ("ckpt-500.data-00000-of-00001", "A checkpoint of TensorFlow"),
+        ("ckpt-500.index", r"A model of TensorFlow \(OpenNMT-tf, tensor2tensor\) cannot be"),
+        ("ckpt-500.data-00000-of-00001", "A model of TensorFlow"),
         (
             "model.bin",
             "The file model.bin is a model of CTranslate2: use the model that it was exp",
@@ -154,7 +154,7 @@ def test_a_checkpoint_is_recognized_by_its_name_without_suffix(tmp_path):
     for suffix in ("index", "data-00000-of-00001"):
         (tmp_path / f"ckpt-500.{suffix}").touch()
     for read in (load_run, lambda it: run_convert(["fairseq", str(it), "out"], "convert")):
-        with pytest.raises(ValueError, match=r"no such f.* A checkpoint of TensorFlow"):
+        with pytest.raises(ValueError, match=r"no such f.* A model of TensorFlow"):
             read(tmp_path / "ckpt-500")
     with pytest.raises(ValueError, match=r"no such folder\.$"):
         load_run(tmp_path / "ckpt")

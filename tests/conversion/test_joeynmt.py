@@ -122,7 +122,8 @@ def test_the_command_says_what_it_has_done(peer, tmp_path, capsys):
     assert main(["convert", "joeynmt", str(folder / "best.ckpt"), str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
         "The tokenizer reads tokens separated by spaces. First prepare a text as JoeyNMT does: "
-        "`subword-nmt apply-bpe --codes bpecodes`.",
+        f"`subword-nmt apply-bpe --codes {folder}/bpecodes --separator @@ --vocabulary "
+        f"<(sed 's/$/ 1/' {folder}/src_vocab.txt)`.",
         "The paper's search replaces beam_size=5, beam_alpha=1.0, max_output_length=60.",
     ]
 
@@ -379,7 +380,7 @@ def test_the_pieces_are_those_of_sentencepiece_with_joeynmts_ids(model_type, pee
         expected_ids = [ids.get(piece, 0) for piece in theirs.encode(plain, out_type=str)]
         assert tokenizer(one)["input_ids"] == [*expected_ids, 3], one
         if 0 not in expected_ids:
-            assert tokenizer.decode(expected_ids) == plain
+            assert tokenizer.decode([ids["\u2581"], *expected_ids]) == plain
     # SentencePiece splits a piece that is not in the vocabulary, our tokenizer cannot
     for side in ("src", "trg"):
         text_of_file = "".join(f"{token}\n" for token in [*vocabulary[:-1], "extra"])
@@ -405,7 +406,9 @@ def test_a_vocabulary_that_is_missing_or_another_is_named(peer, tmp_path, capsys
     with pytest.raises(ValueError, match=r"must share one vocabulary .* got different ones in"):
         joeynmt_tokenizer(folder)
     (folder / "src_vocab.txt").write_text(words + "another\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="must have 77 tokens, as the embedding has, got 78"):
+    with pytest.raises(
+        ValueError, match=r"src_vocab\.txt must have 77 tokens, as the embedding has, got 78"
+    ):
         joeynmt_tokenizer(folder)
     path.write_bytes(b"\xff\n")
     with pytest.raises(ValueError, match=r"trg_vocab\.txt must be UTF-8"):
@@ -420,14 +423,15 @@ def test_a_vocabulary_that_is_missing_or_another_is_named(peer, tmp_path, capsys
     ("content", "message"),
     [
         (None, r"must have config\.yaml, got none in"),
-        (b"a: [", r"config\.yaml must be YAML, got .*line 1"),
-        (b"a: 2020-99-99", r"config\.yaml must be YAML, got month must be in"),
-        (b"[" * 9999, r"config\.yaml must be YAML, got maximum recursion"),
+        (b"a: 5\nb: [", r"config\.yaml line 2 must be YAML: expected the node content"),
+        (b"a: 2020-99-99", r"config\.yaml must be YAML: month must be in"),
+        (b"[" * 9999, r"config\.yaml must be YAML: maximum recursion"),
         (b"\xff", r"config\.yaml must be UTF-8"),
+        (b"\3", r"config\.yaml must be YAML: unacceptable character"),
         (b"- 5", r"config\.yaml must be a mapping"),
         (b"5: x\na: x", r"config\.yaml must have model, got"),
         (b"a: x\n" * 300_000, r"must be of at most 1,048,576 characters, got 1,500,000"),
-        (b"a: !!python/object/apply:os.mkdir [made]", r"must be YAML, got could not determine"),
+        (b"a: !!python/object/apply:os.mkdir [made]", r"line 1 must be YAML: could not determine"),
     ],
 )
 def test_a_configuration_that_is_none_is_named(content, message, peer):
