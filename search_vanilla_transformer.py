@@ -387,8 +387,7 @@ class PaperBeamSearch:
             criterion for criterion in criteria if not isinstance(criterion, WholeSearchCriteria)
         )
         self.is_stopped = False
-        padding_tensor = config._pad_token_tensor
-        self.padding_id = int(self.end_tokens[0] if padding_tensor is None else padding_tensor)
+        self.padding_id = int(config._pad_token_tensor)
         # each beam may end with any of the end tokens, and K hypotheses must still stay open
         self.num_candidates = max(2, 1 + len(self.end_tokens)) * self.num_beams
         # without rules every token is scored: other processors and an output of scores need all
