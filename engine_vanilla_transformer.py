@@ -773,10 +773,12 @@ def _reason_against_engine(
         return reason
     config = model.config
     if config.position_encoding == "learned":
+        # the engine would read the last row of a shorter table again, where the modules fail
+        num_rows = config.max_position_embeddings + config.position_offset
         for stack in (model.get_encoder(), model.get_decoder()):
-            if stack.positions.table.num_embeddings < config.max_position_embeddings:
+            if stack.positions.table.num_embeddings < num_rows:
                 return (
-                    f"the configuration has {config.max_position_embeddings} positions, the table "
+                    f"the configuration has {num_rows} positions, the table "
                     f"{stack.positions.table.num_embeddings}"
                 )
     for name, weight in _named_parameters(modules):

@@ -844,6 +844,17 @@ def test_a_width_of_values_that_does_not_fit_the_weights_is_named(lively_model, 
         model.generate(**source, **GREEDY, engine="required")
 
 
+def test_a_table_with_too_few_positions_is_named(lively_model):
+    model = lively_model(
+        position_encoding="learned", max_position_embeddings=40, position_offset=2
+    ).eval()
+    assert engine.reason_against_engine(model) is None
+    table = model.model.decoder.positions.table
+    model.model.decoder.positions.table = torch.nn.Embedding(40, table.embedding_dim)
+    reason = engine.reason_against_engine(model)
+    assert reason == "the configuration has 42 positions, the table 40"
+
+
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
 def test_sparse_weights_run_the_modules(lively_model, source, searched, layout):
     model = lively_model()
