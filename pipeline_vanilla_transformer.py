@@ -238,6 +238,7 @@ class TranslationPipeline(Pipeline):
                 raise ValueError(f"{name} must be an integer of at least 1, got {size!r}.")
         split_sentences = prepare_settings.pop("split_sentences", False)
         target_settings = {name: prepare_settings.pop(name, None) for name in TARGET_SETTINGS}
+        output_settings = {**self._postprocess_params, **output_settings}
         if split_sentences and output_settings.get("return_tensors"):
             raise ValueError("return_tensors must be false with split_sentences, got true.")
         for name in ("target_prefix", "required_terms"):
@@ -252,7 +253,7 @@ class TranslationPipeline(Pipeline):
             target_settings,
             prepare_settings,
             {**self._forward_params, **search_settings},
-            {**self._postprocess_params, **output_settings},
+            output_settings,
         )
 
     def score(
