@@ -3,6 +3,7 @@
 import functools
 import inspect
 import itertools
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
@@ -45,6 +46,8 @@ RELEASED_ARGUMENTS = (
     "use_cache",
     "x",
 )
+# settings that this package adds to a generation configuration
+SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "precision", "int8", "engine")
 ENGINES = ("auto", "off", "required")
 # precisions in which a CPU can compute the linear layers of a search
 SEARCH_PRECISIONS = ("fp32", "bf16")
@@ -80,6 +83,8 @@ TOKEN_SETTINGS = (
     "forced_bos_token_id",
     "forced_eos_token_id",
 )
+
+logger = logging.getLogger(__name__)
 
 
 def check_arguments(
@@ -555,3 +560,14 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
                 f"tokenizer must be the model's own: {field} of the tokenizer is "
                 f"{tokenizer_id}, of the model {model_id}."
             )
+
+
+@functools.cache
+def warn_once(message: str, *values: str):
+    """Warn once per process and values, because a program may search or save many times.
+
+    Args:
+        message: Warning, with a `%s` for each value.
+        values: Values in the warning.
+    """
+    logger.warning(message, *values)

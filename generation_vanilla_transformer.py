@@ -11,14 +11,11 @@ library's own searches use the engine too: `EngineModel` takes the place of the 
 """
 
 import copy
-import functools
 import inspect
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,10 +34,10 @@ from transformers.generation import GenerationMode, LogitsProcessorList
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import ModelOutput
 
-from .changes_vanilla_transformer import without_missing_code
 from .checks_vanilla_transformer import (
     LIBRARY_ARGUMENTS,
     RELEASED_ARGUMENTS,
+    SEARCH_FIELDS,
     check_inputs,
     check_length,
     check_mode,
@@ -52,6 +49,7 @@ from .checks_vanilla_transformer import (
     own_arguments,
     plain_numbers,
     vocab_size_of,
+    warn_once,
 )
 from .decoding_vanilla_transformer import (
     CACHE_NAME,
@@ -80,8 +78,6 @@ from .search_vanilla_transformer import (
 )
 from .terms_vanilla_transformer import TermBeamSearch, num_banks
 
-# settings that this package adds to a generation configuration
-SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "precision", "int8", "engine")
 # arguments of the model that the engine reads
 ENGINE_ARGUMENTS = (
     "input_ids",
@@ -94,8 +90,6 @@ ENGINE_ARGUMENTS = (
 ENCODER_ARGUMENTS = ("input_ids", "attention_mask", "inputs_embeds")
 # name of the encoder's `forward` in the released code, which refuses arguments that it cannot read
 ENCODER_FORWARD = "VanillaTransformerEncoder.forward"
-# name of the released model's class
-HEAD_CLASS = "VanillaTransformerForConditionalGeneration"
 # searches of the library whose logits the engine can compute
 ENGINE_MODES = (
     GenerationMode.GREEDY_SEARCH,
@@ -108,18 +102,14 @@ SMALL_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint32, torch.uint
 # arguments of the model that the engine accepts and does not read: they change no token
 IGNORED_ARGUMENTS = ("use_cache", "logits_to_keep", "tokenizer")
 
-logger = logging.getLogger(__name__)
 
-
-# for type checkers, the mixin derives from the model class whose attributes its methods use
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel as _Base
-
     # transformers saves a class of the Hub with all files that its file imports, here also the
     # pipeline, which the model's configuration names
     from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401
-else:
-    _Base = object
+
+# for type checkers, the mixin derives from the model class whose attributes its methods use
+_Base: Any = PreTrainedModel if TYPE_CHECKING else object
 
 
 class SearchMixin(_Base):
@@ -188,7 +178,7 @@ class SearchMixin(_Base):
                 "generation_config must be a GenerationConfig, got "
                 f"{type(generation_config).__name__}."
             )
-        library_generate = functools.partial(
+        library_generate = partial(
             super().generate,
             logits_processor=logits_processor,
             prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
@@ -574,78 +564,6 @@ class SearchMixin(_Base):
             return TermBeamSearch(*search_arguments, terms=terms).run()
         return PaperBeamSearch(*search_arguments).run()
 
-    def save_pretrained(self, save_directory: str | PathLike, *args: Any, **kwargs: Any):
-        """Save the model as transformers does, with the search settings of this package.
-
-        Args:
-            save_directory: Output folder.
-            args: Arguments of `save_pretrained` of transformers.
-            kwargs: Arguments of `save_pretrained` of transformers.
-        """
-        config = self.generation_config
-        if any(getattr(config, name, None) is not None for name in SEARCH_FIELDS):
-            # otherwise the library would rebuild the generation configuration of a new model from
-            # the model's configuration, without these settings
-            config._from_model_config = False
-        self._warn_of_other_weights(kwargs.get("state_dict"))
-        if shared_names := self._undeclared_ties():
-            warn_once(
-                "%s.save_pretrained saves a copy of its own for %s, because tie_word_embeddings is "
-                "False.",
-                type(self).__name__,
-                " and ".join(sorted(shared_names)),
-            )
-            state_dict = dict(kwargs.get("state_dict") or self.state_dict())
-            # otherwise the library would not save these weights, and loading would initialize them
-            state_dict |= {
-                name: state_dict[name].clone() for name in shared_names & state_dict.keys()
-            }
-            kwargs["state_dict"] = state_dict
-        with without_missing_code(self.config, type(self), save_directory):
-            super().save_pretrained(save_directory, *args, **kwargs)
-
-    def _undeclared_ties(self) -> set[str]:
-        """Return the names of weights that are tied, although the configuration unties them."""
-        if self.config.tie_word_embeddings:
-            return set()
-        tied_in_stacks = getattr(self.base_model, "_tied_weights_keys", None) or {}
-        tied_names = {
-            *(self._tied_weights_keys or {}),
-            *(f"{self.base_model_prefix}.{name}" for name in tied_in_stacks),
-        }
-        first_names: dict[nn.Parameter, str] = {}
-        return {
-            name
-            for name, weight in self.named_parameters(remove_duplicate=False)
-            if first_names.setdefault(weight, name) != name and name in tied_names
-        }
-
-    def _warn_of_other_weights(self, state_dict: Mapping[str, Tensor] | None):
-        """Warn if a model of the released class has weights that this class cannot load."""
-        if type(self).__name__ != HEAD_CLASS or getattr(self, "_hf_peft_config_loaded", False):
-            return
-        if getattr(self, "hf_quantizer", None) is not None:
-            return
-        with torch.device("meta"):
-            released_state = type(self)(self.config).state_dict()
-        state = self.state_dict() if state_dict is None else state_dict
-        weights, released_weights = (
-            {(name, getattr(weight, "shape", None)) for name, weight in each.items()}
-            for each in (state, released_state)
-        )
-        # a state dictionary from the user may contain tied weights under only one of their names
-        missing_copies = self.all_tied_weights_keys.keys() - state.keys()
-        names = {name for name, _ in weights ^ released_weights}
-        if different_names := sorted(names - missing_copies):
-            warn_once(
-                "%s cannot load this changed model: %s weights differ from those of the "
-                "configuration, the first is %s. If layers were removed, set encoder_layers and "
-                "decoder_layers of the configuration; make other changes in a class of your own.",
-                type(self).__name__,
-                str(len(different_names)),
-                different_names[0],
-            )
-
     def train(self, mode: bool = True):
         """Set training or evaluation mode; training mode frees the engine's packed weights.
 
@@ -852,17 +770,6 @@ class EngineModel:
         return cache
 
 
-@functools.cache
-def warn_once(message: str, *values: str | None):
-    """Warn of slower code, once per process and values.
-
-    Args:
-        message: Warning, with a `%s` for each value.
-        values: Name of the model's class, and clause with the reason.
-    """
-    logger.warning(message, *values)
-
-
 def reason_for_modules(
     config: GenerationConfig, mode: GenerationMode, inputs: Mapping[str, Any]
 ) -> str | None:
@@ -974,4 +881,4 @@ def set_paper_search(
     )
 
 
-__all__ = ["SEARCH_FIELDS", "SearchMixin", "set_paper_search"]
+__all__ = ["SearchMixin", "set_paper_search"]

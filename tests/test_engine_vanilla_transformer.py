@@ -15,6 +15,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from vanilla_transformer import checks_vanilla_transformer as checks
 from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import identity_vanilla_transformer as identity
@@ -578,11 +579,9 @@ def test_suppressed_ids_outside_of_the_vocabulary_are_ignored(
 @pytest.fixture
 def told(monkeypatch):
     """Warnings of `generate`, which come once for each reason in a process."""
-    generation.warn_once.cache_clear()
+    checks.warn_once.cache_clear()
     messages = []
-    monkeypatch.setattr(
-        generation.logger, "warning", lambda text, *args: messages.append(text % args)
-    )
+    monkeypatch.setattr(checks.logger, "warning", lambda text, *args: messages.append(text % args))
     return messages
 
 

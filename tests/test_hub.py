@@ -52,6 +52,7 @@ CODE_FILES = {
     "modeling_vanilla_transformer.py",
     "pipeline_vanilla_transformer.py",
     "released_code_vanilla_transformer.py",
+    "saving_vanilla_transformer.py",
     "scores_vanilla_transformer.py",
     "search_vanilla_transformer.py",
     "terms_vanilla_transformer.py",
