@@ -55,17 +55,17 @@ from .decoding_vanilla_transformer import (
     CACHE_NAME,
     ModuleDecoding,
     one_cache,
+    reason_against_cache,
     reason_against_cached_steps,
 )
-from .engine_vanilla_transformer import (
-    SearchEngine,
+from .engine_checks_vanilla_transformer import (
     engine_for,
     forget_engine,
     is_same_state,
-    reason_against_cache,
     settings_that_need_engine,
     state_of_released,
 )
+from .engine_vanilla_transformer import SearchEngine
 from .ensemble_vanilla_transformer import EnsembleEngine, ensemble_engine
 from .identity_vanilla_transformer import generation_difference
 from .search_vanilla_transformer import (

@@ -57,7 +57,7 @@ from .constraints_vanilla_transformer import (
     settings_with_constraints,
     values_for_texts,
 )
-from .engine_vanilla_transformer import settings_that_need_engine
+from .engine_checks_vanilla_transformer import settings_that_need_engine
 from .languages_vanilla_transformer import (
     language_codes,
     model_languages,

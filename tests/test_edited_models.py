@@ -38,7 +38,7 @@ from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.checks_vanilla_transformer import RELEASED_ARGUMENTS
 from vanilla_transformer.comparison import batch_to_compare
 from vanilla_transformer.decoding_vanilla_transformer import CACHE_NAME
-from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
+from vanilla_transformer.engine_checks_vanilla_transformer import reason_against_engine
 from vanilla_transformer.export.onnx import to_onnx
 
 WIDTH = SMALL["hidden_size"]

@@ -43,6 +43,8 @@ CODE_FILES = {
     "constraints_vanilla_transformer.py",
     "cores_vanilla_transformer.py",
     "decoding_vanilla_transformer.py",
+    "deviations_vanilla_transformer.py",
+    "engine_checks_vanilla_transformer.py",
     "engine_vanilla_transformer.py",
     "ensemble_vanilla_transformer.py",
     "generation_vanilla_transformer.py",

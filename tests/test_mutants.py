@@ -44,11 +44,8 @@ from vanilla_transformer import TranslationPipeline, loading
 from vanilla_transformer import checks_vanilla_transformer as checks
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion.library_code import library_digests
-from vanilla_transformer.engine_vanilla_transformer import (
-    SearchEngine,
-    probe,
-    reason_against_engine,
-)
+from vanilla_transformer.engine_checks_vanilla_transformer import probe, reason_against_engine
+from vanilla_transformer.engine_vanilla_transformer import SearchEngine
 from vanilla_transformer.released_code_vanilla_transformer import RELEASED
 from vanilla_transformer.train.data.batches import IGNORED
 from vanilla_transformer.train.devices.cpu_kernels import CheapDropout, use_cpu_kernels
@@ -819,7 +816,7 @@ def test_a_function_that_was_patched_before_the_import_is_seen(patched, tmp_path
         {PATCHES_BEFORE_IMPORT[patched]}
         from vanilla_transformer import VanillaTransformerConfig
         from vanilla_transformer import VanillaTransformerForConditionalGeneration
-        from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
+        from vanilla_transformer.engine_checks_vanilla_transformer import reason_against_engine
         config = VanillaTransformerConfig(vocab_size=50, d_model=16)
         print(reason_against_engine(VanillaTransformerForConditionalGeneration(config).eval()))
     """
