@@ -4,14 +4,15 @@
 (`identity_vanilla_transformer`), and if the engine's logits for a small batch, the probe, agree
 with those of the modules. Otherwise it returns the reason, and the search runs the modules.
 
-Shapes: B sentences of the probe with two beams each, V tokens in the vocabulary.
+Shapes: B sentences of the probe, each with two hypotheses, S source positions, T target tokens, V
+tokens in the vocabulary.
 """
 
 import copy
 import functools
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +61,8 @@ NUMBERS_PER_SUM = 4096
 LARGEST_SUM = 100.0
 # number of tokens of each source sentence in the probe
 PROBE_LENGTHS = (7, 4, 2)
+# number of target tokens of each hypothesis in the probe
+PROBE_STEPS = 4
 # names and tolerances of the classes that compute the layers of a float32 model less precisely
 LOWER_PRECISIONS: dict[type, tuple[str, float]] = {
     Bf16Linear: ("bf16", HALF_TOLERANCE),
@@ -84,9 +87,19 @@ def reason_against_engine(model: PreTrainedModel, precision: str | None = None) 
 def _reason_against_engine(
     model: PreTrainedModel, modules: list[tuple[str, Any, Any]], precision: str | None
 ) -> str | None:
-    difference = first_difference(modules) or attention_difference(model)
-    if difference is not None:
-        return difference
+    return (
+        first_difference(modules)
+        or attention_difference(model)
+        or _reason_against_modules(modules)
+        or _reason_against_heads(modules)
+        or reason_against_cache(model.get_decoder())
+        or _reason_against_precision(model, precision)
+        or _reason_against_positions(model)
+        or _reason_against_weights(model, modules)
+    )
+
+
+def _reason_against_modules(modules: list[tuple[str, Any, Any]]) -> str | None:
     for name, module, _ in modules:
         if isinstance(module, nn.ModuleList) and not len(module):
             return f"{name} has no layers"
@@ -100,50 +113,39 @@ def _reason_against_engine(
             name == "" or isinstance(module, nn.Dropout) or _is_outside_libraries(module)
         ):
             return f"{name or 'the model'} is in training mode"
+    return None
+
+
+def _is_outside_libraries(module: nn.Module) -> bool:
+    return not type(module).__module__.startswith(("torch.", "transformers."))
+
+
+def _reason_against_heads(modules: list[tuple[str, Any, Any]]) -> str | None:
     for stack in ("encoder", "decoder"):
-        layers = getattr(model.model, stack).layers
-        attentions = [layer.self_attention for layer in layers]
-        if stack == "decoder":
-            attentions += [layer.cross_attention for layer in layers]
-            if (reason := reason_against_cache(model.model.decoder)) is not None:
-                return reason
+        attentions = [
+            module
+            for name, module, _ in modules
+            if name.startswith(f"model.{stack}.") and name.endswith("_attention")
+        ]
         head_counts = {attention.q_proj.out_features // attention.d_k for attention in attentions}
         if len(head_counts) > 1:
             return f"the layers of the {stack} have different numbers of heads"
+        (num_heads,) = head_counts
         for attention in attentions:
             if not isinstance(attention.scaling, int | float):
                 return f"an attention of the {stack} has a scaling that is not a number"
             if attention.k_proj.out_features != attention.q_proj.out_features:
                 return f"an attention of the {stack} has other heads of keys than of queries"
-            if attention.v_proj.out_features != max(head_counts) * attention.d_v:
+            if attention.v_proj.out_features != num_heads * attention.d_v:
                 return f"an attention of the {stack} has a d_v that does not fit its weights"
-    device, dtype = model.device, model.dtype
-    if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
-        return "autocast or compilation is active"
-    if (reason := _reason_against_precision(model, precision)) is not None:
-        return reason
-    config = model.config
-    if config.position_encoding == "learned":
-        # the engine would read the last row of a shorter table again, where the modules fail
-        num_rows = config.max_position_embeddings + config.position_offset
-        for stack in (model.get_encoder(), model.get_decoder()):
-            if stack.positions.table.num_embeddings < num_rows:
-                return (
-                    f"the configuration has {num_rows} positions, the table "
-                    f"{stack.positions.table.num_embeddings}"
-                )
-    for name, weight in _named_parameters(modules):
-        is_dense = type(weight) is nn.Parameter and weight.layout is torch.strided
-        if not is_dense or not weight.numel() or weight.is_meta:
-            return f"{name} is not a dense parameter in memory"
-        if weight.device != device or weight.dtype != dtype:
-            return f"{name} is {weight.dtype} on {weight.device}, the model {dtype} on {device}"
     return None
 
 
 def _reason_against_precision(model: PreTrainedModel, precision: str | None) -> str | None:
     """Return the reason why the engine cannot compute in a precision on the model's device."""
     device_type = model.device.type
+    if torch.is_autocast_enabled(device_type) or torch.compiler.is_compiling():
+        return "autocast or compilation is active"
     own_precision = PRECISIONS.get(model.dtype)
     if own_precision is None:
         dtype_name = str(model.dtype).removeprefix("torch.")
@@ -164,6 +166,36 @@ def _reason_against_precision(model: PreTrainedModel, precision: str | None) -> 
             "this CPU has no instructions for bf16 (avx512_bf16 or amx_bf16), so bf16 would be "
             "slower than precision='fp32'"
         )
+    return None
+
+
+def _reason_against_positions(model: PreTrainedModel) -> str | None:
+    config = model.config
+    if config.position_encoding != "learned":
+        return None
+    # the engine would read the last row of a shorter table again, where the modules fail
+    num_positions = config.max_position_embeddings + config.position_offset
+    for stack in (model.get_encoder(), model.get_decoder()):
+        num_rows = stack.positions.table.num_embeddings
+        if num_rows < num_positions:
+            return f"the configuration has {num_positions} positions, the table {num_rows}"
+    return None
+
+
+def _reason_against_weights(
+    model: PreTrainedModel, modules: list[tuple[str, Any, Any]]
+) -> str | None:
+    device, dtype = model.device, model.dtype
+    for module_name, module, _ in modules:
+        for weight_name, weight in vars(module)["_parameters"].items():
+            if weight is None:
+                continue
+            name = f"{module_name}.{weight_name}"
+            is_dense = type(weight) is nn.Parameter and weight.layout is torch.strided
+            if not is_dense or not weight.numel() or weight.is_meta:
+                return f"{name} is not a dense parameter in memory"
+            if weight.device != device or weight.dtype != dtype:
+                return f"{name} is {weight.dtype} on {weight.device}, the model {dtype} on {device}"
     return None
 
 
@@ -188,21 +220,10 @@ def settings_that_need_engine(
     }
 
 
-def _is_outside_libraries(module: nn.Module) -> bool:
-    return not type(module).__module__.startswith(("torch.", "transformers."))
-
-
-def _named_parameters(modules: list[tuple[str, Any, Any]]) -> Iterator[tuple[str, Tensor]]:
-    for name, module, _ in modules:
-        for parameter_name, weight in vars(module)["_parameters"].items():
-            if weight is not None:
-                yield f"{name}.{parameter_name}", weight
-
-
 class _ModelState(NamedTuple):
     """State of a model on which its engine depends."""
 
-    linear_class: type
+    linear_class: type | None
     objects: list[Any]
     weight_states: list[Any]
     checksums: Tensor
@@ -315,30 +336,20 @@ def probe(
     Returns:
         A clause that states the deviation, or None if the logits agree.
     """
-    config, num_steps = model.config, 4
-    longest = max(PROBE_LENGTHS)
-    if config.position_encoding == "learned":
-        longest = min(longest, config.max_position_embeddings)
-        if longest < num_steps:
-            return f"the model has {longest} positions, too few for a probe of the engine"
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.tensor(PROBE_LENGTHS).clamp(max=longest)
-    # an edited model may have a vocabulary for each language
-    source_size, target_size = map(vocab_size_of, (model.get_encoder(), model.get_decoder()))
-    source = torch.randint(source_size, (len(lengths), longest), generator=generator)
-    mask = (torch.arange(longest) < lengths[:, None]).long()
-    target = torch.randint(target_size, (len(lengths), 2, num_steps), generator=generator)
-    # both beams of a sentence begin with the same token, as the prompt of a search
-    target[:, 1, 0] = target[:, 0, 0]
-    batch = [tensor.to(model.device) for tensor in (source, mask, target)]
+    batch = _probe_batch(model)
+    if batch is None:
+        return (
+            f"the model has {model.config.max_position_embeddings} positions, too few for a probe "
+            "of the engine"
+        )
     expected = _logits_of_modules(model, *batch)
-    comparisons = [(engine, "", *tolerance_of(model))]
+    tolerance, is_exact = tolerance_of(model)
+    comparisons = [(engine, "", tolerance, is_exact)]
     lower_precision = LOWER_PRECISIONS.get(linear_class)
     if lower_precision is not None and model.dtype == torch.float32:
-        plain = SearchEngine(model, PlainLinear)
         name, lower_tolerance = lower_precision
         comparisons = [
-            (plain, *comparisons[0][1:]),
+            (SearchEngine(model, PlainLinear), "", tolerance, is_exact),
             (engine, f" in {name}", lower_tolerance, False),
         ]
     for compared_engine, engine_suffix, tolerance, is_exact in comparisons:
@@ -351,6 +362,25 @@ def probe(
                 f"by {difference:.2g} standard deviations (allowed: {tolerance:g})"
             )
     return None
+
+
+def _probe_batch(model: PreTrainedModel) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return source and mask, [B, S] each, and target, [B, 2, T]; None with too few positions."""
+    config, longest = model.config, max(PROBE_LENGTHS)
+    if config.position_encoding == "learned":
+        longest = min(longest, config.max_position_embeddings)
+        if longest < PROBE_STEPS:
+            return None
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor(PROBE_LENGTHS).clamp(max=longest)
+    # an edited model may have a vocabulary for each language
+    source_size, target_size = map(vocab_size_of, (model.get_encoder(), model.get_decoder()))
+    source = torch.randint(source_size, (len(lengths), longest), generator=generator)
+    mask = (torch.arange(longest) < lengths[:, None]).long()
+    target = torch.randint(target_size, (len(lengths), 2, PROBE_STEPS), generator=generator)
+    # both beams of a sentence begin with the same token, as the prompt of a search
+    target[:, 1, 0] = target[:, 0, 0]
+    return source.to(model.device), mask.to(model.device), target.to(model.device)
 
 
 def _logits_of_engine(engine: SearchEngine, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
@@ -395,7 +425,7 @@ def _swap_beams(target: Tensor) -> Tensor:
     return torch.cat((target[:, :, :2].flip(1), target[:, :, 2:]), dim=2)
 
 
-def _state_of(modules: list[tuple[str, Any, Any]], linear_class: Any) -> _ModelState:
+def _state_of(modules: list[tuple[str, Any, Any]], linear_class: Any | None) -> _ModelState:
     """Return all that an engine depends on: modules, settings, and the state of the weights.
 
     The state of a weight is its address, its version and its checksum. Checksums detect writes
@@ -415,33 +445,35 @@ def _state_of(modules: list[tuple[str, Any, Any]], linear_class: Any) -> _ModelS
     precision = torch.get_float32_matmul_precision()
     objects: list[Any] = [config, model.config._attn_implementation, precision]
     weight_states: list[Any] = []
-    checksums, summed_rows, sums = [], [], []
+    packed_weights: list[Tensor] = []
     for name, module, _ in modules:
         attributes = vars(module)
         # without the model itself, whose name is "": a value of the weak dictionary would keep its
         # own key alive
         objects += [module] if name else []
         objects += [attributes[setting] for setting in SETTINGS if setting in attributes]
-        is_linear = isinstance(module, nn.Linear)
-        is_in_place = linear_class is None or (
-            is_linear and linear_class.is_used_in_place(module.weight)
-        )
-        for weight in attributes["_parameters"].values():
-            if weight is None:
-                continue
+        weights = [weight for weight in attributes["_parameters"].values() if weight is not None]
+        for weight in weights:
             # tensors that were created in inference mode have no version
             version = None if weight.is_inference() else weight._version
             weight_states.append((weight.data_ptr(), weight.shape, weight.stride(), version))
             weight_states.append((weight.device, weight.dtype))
-            if is_in_place or not is_linear:
-                continue
-            # a sum in half precision would round small changes away
-            flat_weight = weight.detach().flatten().float()
-            num_remaining = len(flat_weight) % NUMBERS_PER_SUM
-            weight_rows = flat_weight[num_remaining:].view(-1, NUMBERS_PER_SUM)
-            checksums.append(flat_weight[:num_remaining])
-            summed_rows.append(weight_rows)
-            sums.append(torch.mv(weight_rows, _checksum_weights(weight.device)))
+        if linear_class is not None and isinstance(module, nn.Linear):
+            packed_weights += [] if linear_class.is_used_in_place(module.weight) else weights
+    return _ModelState(linear_class, objects, weight_states, _checksums(packed_weights))
+
+
+def _checksums(weights: Sequence[Tensor]) -> Tensor:
+    """Return the bits of sums over the weights, and of the weights whose change no sum shows."""
+    checksums, summed_rows, sums = [], [], []
+    for weight in weights:
+        # a sum in half precision would round small changes away
+        flat_weight = weight.detach().flatten().float()
+        num_remaining = len(flat_weight) % NUMBERS_PER_SUM
+        weight_rows = flat_weight[num_remaining:].view(-1, NUMBERS_PER_SUM)
+        checksums.append(flat_weight[:num_remaining])
+        summed_rows.append(weight_rows)
+        sums.append(torch.mv(weight_rows, _checksum_weights(weight.device)))
     all_sums = torch.cat(sums or [torch.empty(0)])
     checksums.append(all_sums)
     is_uncertain = ~(all_sums.abs() <= LARGEST_SUM)
@@ -451,8 +483,7 @@ def _state_of(modules: list[tuple[str, Any, Any]], linear_class: Any) -> _ModelS
         ):
             checksums.append(weight_rows[is_row_uncertain].flatten())
     # checksums are compared as bits, because NaN is not equal to itself
-    bits = torch.cat(checksums).view(torch.int32)
-    return _ModelState(linear_class, objects, weight_states, bits)
+    return torch.cat(checksums).view(torch.int32)
 
 
 def _is_equal(before: _ModelState, now: _ModelState) -> bool:
