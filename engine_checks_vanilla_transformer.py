@@ -12,7 +12,8 @@ import copy
 import functools
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -284,28 +285,37 @@ def engine_for(
     return stored.engine, stored.reason
 
 
-def state_of_released(model: PreTrainedModel) -> _ModelState | None:
-    """Return the state of a model without checksums, or None if its code is not the released one.
+@contextmanager
+def refusing_changes(models: Sequence[PreTrainedModel]) -> Iterator[None]:
+    """Refuse changes of models within a `with` block, in which their engines search.
 
-    Checksums of all weights would take a large part of the time of a short search.
+    Checksums are not compared, because those of all weights would take a large part of the time of
+    a short search.
 
     Args:
-        model: A `VanillaTransformerForConditionalGeneration`, possibly modified.
+        models: Models with an engine.
+
+    Raises:
+        ValueError: If the code, a setting, or the version of a weight has changed.
     """
+    before = list(map(_state_of_released, models))
+    yield
+    for model, state in zip(models, before, strict=True):
+        now = _state_of_released(model)
+        if state is None or now is None or not _is_equal(state, now):
+            raise ValueError(
+                "the model must stay the same during a search of the inference engine, but a "
+                "logits processor, criterion, prefix function or streamer has changed it: set "
+                "engine='off'."
+            )
+
+
+def _state_of_released(model: PreTrainedModel) -> _ModelState | None:
+    """Return the state of a model without checksums, or None if its code is not released."""
     modules = computing_modules(model)
     if first_difference(modules) or attention_difference(model):
         return None
     return _state_of(modules, None)
-
-
-def is_same_state(before: _ModelState | None, now: _ModelState | None) -> bool:
-    """Return whether a model computes the same at two times.
-
-    Args:
-        before: Result of `state_of_released`.
-        now: Later result of `state_of_released`.
-    """
-    return before is not None and now is not None and _is_equal(before, now)
 
 
 def forget_engine(model: nn.Module):

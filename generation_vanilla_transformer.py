@@ -61,9 +61,8 @@ from .decoding_vanilla_transformer import (
 from .engine_checks_vanilla_transformer import (
     engine_for,
     forget_engine,
-    is_same_state,
+    refusing_changes,
     settings_that_need_engine,
-    state_of_released,
 )
 from .engine_vanilla_transformer import SearchEngine
 from .ensemble_vanilla_transformer import EnsembleEngine, ensemble_engine
@@ -237,17 +236,11 @@ class SearchMixin(_Base):
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
         if engine is not None:
             kwargs[CACHE_NAME] = EngineCache()
-        # code of the user that runs during the search may change the model
-        calls_user = engine is not None and any(
-            (logits_processor, stopping_criteria, prefix_allowed_tokens_fn, streamer)
-        )
-        state = state_of_released(self) if calls_user else None
-        output = library_generate(None, generation_config, stopping_criteria=all_criteria, **kwargs)
-        if calls_user and not is_same_state(state, state_of_released(self)):
-            raise ValueError(
-                "the model must stay the same during a search of the inference engine, but a "
-                "logits processor, criterion, prefix function or streamer has changed it: set "
-                "engine='off'."
+        # code of the user that runs during the search may change the models
+        calls_user = any((logits_processor, stopping_criteria, prefix_allowed_tokens_fn, streamer))
+        with refusing_changes([self, *ensemble] if engine is not None and calls_user else []):
+            output = library_generate(
+                None, generation_config, stopping_criteria=all_criteria, **kwargs
             )
         if engine is not None and config.return_dict_in_generate:
             output[CACHE_NAME] = None
@@ -512,25 +505,18 @@ class SearchMixin(_Base):
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         # the criterion of `stop_strings` reads the tokenizer, but the model does not accept it
         kwargs.pop("tokenizer", None)
-        choice, other_criteria = separate_choice(stopping_criteria, generation_config)
         config = generation_config
-        is_plain_greedy = not (config.do_sample or config.return_dict_in_generate)
-        is_plain_greedy = is_plain_greedy and kwargs.get("streamer") is None
-        if choice.engine is not None and is_plain_greedy:
-            decoding = begin_decoding(choice.engine, kwargs, 1)
-            return greedy_search(
-                decoding, input_ids, logits_processor, other_criteria, generation_config
-            )
+        choice, other_criteria = separate_choice(stopping_criteria, config)
         library_search = super()._sample
         if choice.engine is not None:
+            is_greedy = not (config.do_sample or config.return_dict_in_generate)
+            if is_greedy and kwargs.get("streamer") is None:
+                decoding = begin_decoding(choice.engine, kwargs, 1)
+                return greedy_search(decoding, input_ids, logits_processor, other_criteria, config)
             model = EngineModel(self, choice.engine, kwargs, config, logits_processor)
             library_search = partial(GenerationMixin._sample, model)
         return library_search(
-            input_ids,
-            logits_processor,
-            other_criteria,
-            generation_config=generation_config,
-            **kwargs,
+            input_ids, logits_processor, other_criteria, generation_config=config, **kwargs
         )
 
     def _beam_search(
@@ -632,15 +618,11 @@ def separate_choice(
         The choice and the other criteria. If there is no choice among the criteria, it is the
         model's modules with the `length_penalty_alpha` of the configuration.
     """
-    criteria = list(stopping_criteria)
-    choice = ChosenSearch(getattr(config, "length_penalty_alpha", None), None)
-    for criterion in criteria:
-        if isinstance(criterion, ChosenSearch):
-            choice = criterion
-    other_criteria = [
-        criterion for criterion in criteria if not isinstance(criterion, ChosenSearch)
-    ]
-    return choice, StoppingCriteriaList(other_criteria)
+    choices = [each for each in stopping_criteria if isinstance(each, ChosenSearch)]
+    others = [each for each in stopping_criteria if not isinstance(each, ChosenSearch)]
+    if not choices:
+        choices = [ChosenSearch(getattr(config, "length_penalty_alpha", None), None)]
+    return choices[0], StoppingCriteriaList(others)
 
 
 def begin_decoding(
