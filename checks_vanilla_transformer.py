@@ -64,6 +64,8 @@ MINIMUM_OF_SETTING = {
     "encoder_no_repeat_ngram_size": 0,
     "top_k": 0,
 }
+# default `max_length` of transformers, which no user has set
+LIBRARY_MAX_LENGTH = GenerationConfig()._get_default_generation_params()["max_length"]
 # largest absolute value of `length_penalty_alpha`: a translation of thousands of tokens still has a
 # finite score
 MAX_LENGTH_PENALTY_ALPHA = 10

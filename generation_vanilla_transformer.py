@@ -36,6 +36,7 @@ from transformers.utils import ModelOutput
 
 from .checks_vanilla_transformer import (
     LIBRARY_ARGUMENTS,
+    LIBRARY_MAX_LENGTH,
     RELEASED_ARGUMENTS,
     SEARCH_FIELDS,
     check_inputs,
@@ -73,6 +74,7 @@ from .search_vanilla_transformer import (
     SentenceLengthCriteria,
     TokenRules,
     WholeSearchCriteria,
+    count_candidates,
     greedy_search,
 )
 from .terms_vanilla_transformer import TermBeamSearch, num_banks
@@ -426,8 +428,7 @@ class SearchMixin(_Base):
             max_lengths += [given_config.max_length, given_config.max_new_tokens]
         # Seq2SeqTrainer writes the library's default into the model's own configuration, so the
         # default does not count as a maximum that the user has set
-        library_default = own_config._get_default_generation_params()["max_length"]
-        if own_config.max_length not in (None, library_default):
+        if own_config.max_length not in (None, LIBRARY_MAX_LENGTH):
             return True
         return any(max_length is not None for max_length in max_lengths)
 
@@ -682,7 +683,7 @@ class EngineModel:
             config.do_sample or config.output_scores or config.output_logits
         ):
             num_end_tokens = config._eos_token_tensor.shape[0]
-            num_candidates = max(2, 1 + num_end_tokens) * self._num_beams
+            num_candidates = count_candidates(num_end_tokens, self._num_beams)
             self._rules = TokenRules.of(processors, num_candidates)
         # log-probabilities and tokens of the candidates in this step, [B * K, C] each; None if the
         # search receives all tokens

@@ -212,10 +212,10 @@ def _difference_in_modules(
     if (difference := _difference_around_modules(model.config)) is not None:
         return difference
     # a model has many modules of few classes from few files, so each is compared only once
-    class_results: dict[tuple[type, int], tuple[str | None, frozenset[str]]] = {}
+    class_results: dict[tuple[type, Any], tuple[str | None, frozenset[str]]] = {}
     file_differences: dict[CodeComparison, str | None] = {}
     for name, module, allowed_classes in modules:
-        key = type(module), id(allowed_classes)
+        key = type(module), allowed_classes
         if key not in class_results:
             class_results[key] = _class_difference(type(module), allowed_classes, file_differences)
         difference, methods = class_results[key]

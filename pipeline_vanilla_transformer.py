@@ -42,6 +42,7 @@ from .batches_vanilla_transformer import (
 )
 from .changes_vanilla_transformer import evaluating
 from .checks_vanilla_transformer import (
+    LIBRARY_MAX_LENGTH,
     check_tokenizer,
     engine_precision,
     is_whole,
@@ -94,8 +95,6 @@ OUTPUT_SETTINGS = (
 PACKAGE_SEARCH_SETTINGS = ("length_penalty_alpha", "max_extra_tokens")
 # search settings of the pipeline of transformers 4, for a model whose configuration has no others
 DEFAULT_SEARCH = {"num_beams": 4, "max_new_tokens": 256}
-# default `max_length` of transformers
-LIBRARY_MAX_LENGTH = 20
 # a tokenizer stores the truncation, padding and languages of a call while it tokenizes, so only one
 # thread may call it
 _TOKENIZER_LOCK = Lock()

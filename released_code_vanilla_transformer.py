@@ -152,6 +152,7 @@ class CodeComparison:
         for definition, digest in self.released_digests.items():
             if digests.get(definition, digest) != digest:
                 return f"{definition} differs from the released code"
+        # missing names come last, because an edited definition may no longer use an import
         for definition in self.released_digests:
             if definition not in digests:
                 return f"{definition} is missing in {module_name}"
