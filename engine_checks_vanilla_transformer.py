@@ -51,7 +51,6 @@ CPU_LINEAR_CLASSES: dict[str, type] = {
     "bf16": Bf16Linear,
     "int8": Int8Linear,
 }
-
 # attributes of the released modules that the engine reads
 SETTINGS = ("norm_first", "scaling", "d_k", "d_v")
 # number of weights in a checksum: matrix-vector products read memory fastest with rows of this

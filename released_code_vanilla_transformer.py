@@ -172,10 +172,11 @@ class CodeComparison:
     ) -> bool:
         value = vars(self.module).get(name)
         if isinstance(node, ast.Import | ast.ImportFrom):
-            origin = (
-                (node.module or "") if isinstance(node, ast.ImportFrom) and not node.level else ""
+            is_from_library = (
+                isinstance(node, ast.ImportFrom)
+                and not node.level
+                and (node.module or "").partition(".")[0] in ("torch", "transformers")
             )
-            is_from_library = origin.partition(".")[0] in ("torch", "transformers")
             if is_from_library and not may_be_of_library(value):
                 return False
             return value is _imported_object(self.module, node, name)
