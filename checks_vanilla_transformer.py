@@ -3,6 +3,7 @@
 import functools
 import inspect
 import itertools
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
@@ -45,6 +46,8 @@ RELEASED_ARGUMENTS = (
     "use_cache",
     "x",
 )
+# settings that this package adds to a generation configuration
+SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "precision", "int8", "engine")
 ENGINES = ("auto", "off", "required")
 # precisions in which a CPU can compute the linear layers of a search
 SEARCH_PRECISIONS = ("fp32", "bf16")
@@ -61,6 +64,8 @@ MINIMUM_OF_SETTING = {
     "encoder_no_repeat_ngram_size": 0,
     "top_k": 0,
 }
+# default `max_length` of transformers, which no user has set
+LIBRARY_MAX_LENGTH = GenerationConfig()._get_default_generation_params()["max_length"]
 # largest absolute value of `length_penalty_alpha`: a translation of thousands of tokens still has a
 # finite score
 MAX_LENGTH_PENALTY_ALPHA = 10
@@ -80,6 +85,8 @@ TOKEN_SETTINGS = (
     "forced_bos_token_id",
     "forced_eos_token_id",
 )
+
+logger = logging.getLogger(__name__)
 
 
 def check_arguments(
@@ -555,3 +562,14 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
                 f"tokenizer must be the model's own: {field} of the tokenizer is "
                 f"{tokenizer_id}, of the model {model_id}."
             )
+
+
+@functools.cache
+def warn_once(message: str, *values: str):
+    """Warn once per process and values, because a program may search or save many times.
+
+    Args:
+        message: Warning, with a `%s` for each value.
+        values: Values in the warning.
+    """
+    logger.warning(message, *values)

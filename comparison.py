@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from .changes_vanilla_transformer import evaluating
 from .checks_vanilla_transformer import vocab_size_of
-from .engine_vanilla_transformer import deviations
+from .deviations_vanilla_transformer import deviations
 
 # number of tokens of each source and of all targets
 SOURCE_LENGTHS, TARGET_LENGTH = (9, 5, 2), 6

@@ -217,12 +217,12 @@ class VanillaTransformerConfig(PreTrainedConfig):
             if alias in kwargs:
                 setattr(self, field, kwargs.pop(alias))
         self._refuse_unknown(kwargs)
-        for name in (self.dtype, kwargs.get("torch_dtype")):
-            dtype = getattr(torch, name, None) if isinstance(name, str) else name
+        for given in (self.dtype, kwargs.get("torch_dtype")):
+            dtype = getattr(torch, given, None) if isinstance(given, str) else given
             is_usable = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-            if name is not None and not is_usable:
+            if given is not None and not is_usable:
                 raise ValueError(
-                    f"dtype must be a floating-point dtype of torch, like float32, got {name!r}."
+                    f"dtype must be a floating-point dtype of torch, like float32, got {given!r}."
                 )
         super().__post_init__(**kwargs)
 

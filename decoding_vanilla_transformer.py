@@ -7,7 +7,7 @@ logits with and without a cache, so that `generate` uses no cache for such a mod
 
 import warnings
 import weakref
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 import torch
@@ -23,11 +23,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from .checks_vanilla_transformer import vocab_size_of
 from .cores_vanilla_transformer import shared_cores
-from .engine_vanilla_transformer import (
-    logit_difference,
-    reason_against_cache,
-    tolerance_of,
-)
+from .deviations_vanilla_transformer import logit_difference, tolerance_of
 from .identity_vanilla_transformer import (
     attention_difference,
     computing_modules,
@@ -38,6 +34,8 @@ from .search_vanilla_transformer import Decoding
 # name of the KV cache in model outputs and in the arguments that `generate` passes to the model:
 # `past_key_values` in transformers before 5.24
 CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
+# cache index of an attention that does not have the attribute
+NO_INDEX = "no attribute"
 # numbers of target tokens and of sentences whose logits are compared with and without a cache
 NUM_COMPARED_TOKENS, NUM_COMPARED_SENTENCES = 6, 8
 # for each changed model: its state, and the reason against a cache in this state, or None
@@ -101,6 +99,48 @@ def decoder_cache(
     # memory are computed again
     self_attention_cache = DynamicCache(config=decoder.config) if cache is None else cache
     return EncoderDecoderCache(self_attention_cache, DynamicCache(config=decoder.config))
+
+
+def reason_against_cache(decoder: Any) -> str | None:
+    """Return the reason why a KV cache does not fit the layers of a decoder, or None.
+
+    Args:
+        decoder: Decoder, with a configuration if it has layers; attentions that do not have the
+            attribute `layer_idx` are not checked.
+
+    Returns:
+        A clause that names the cache indices or the number of layers, or None if each layer has its
+        own index, and the cache that the library creates has as many layers.
+    """
+    layers = getattr(decoder, "layers", ())
+    if not isinstance(layers, Iterable):
+        # a recurrent decoder, for example
+        return None
+    for attention_name in ("self_attention", "cross_attention"):
+        indices = [index for layer in layers for index in _cache_indices(layer, attention_name)]
+        if NO_INDEX in indices:
+            continue
+        if indices != list(range(len(indices))):
+            return f"the layers of the decoder have the cache indices {indices} in {attention_name}"
+        if indices and len(indices) > decoder.config.decoder_layers:
+            return (
+                f"the decoder has {len(indices)} layers, and decoder_layers of its configuration "
+                f"is {decoder.config.decoder_layers}"
+            )
+    return None
+
+
+def _cache_indices(layer: nn.Module, attention_name: str) -> list[Any]:
+    """Return the cache indices of a layer's attentions, also of a layer that another one wraps."""
+    attention = getattr(layer, attention_name, None)
+    attentions = [attention]
+    if attention is None:
+        attentions = [
+            module
+            for name, module in layer.named_modules()
+            if name.rpartition(".")[2] == attention_name
+        ]
+    return [getattr(attention, "layer_idx", NO_INDEX) for attention in attentions] or [NO_INDEX]
 
 
 def cached_length(cache: EncoderDecoderCache) -> int | Tensor:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .engine_vanilla_transformer import SearchEngine, engine_for
+from .engine_checks_vanilla_transformer import engine_for
+from .engine_vanilla_transformer import SearchEngine
 from .search_vanilla_transformer import Decoding
 
 

@@ -11,14 +11,11 @@ library's own searches use the engine too: `EngineModel` takes the place of the 
 """
 
 import copy
-import functools
 import inspect
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,10 +34,11 @@ from transformers.generation import GenerationMode, LogitsProcessorList
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import ModelOutput
 
-from .changes_vanilla_transformer import without_missing_code
 from .checks_vanilla_transformer import (
     LIBRARY_ARGUMENTS,
+    LIBRARY_MAX_LENGTH,
     RELEASED_ARGUMENTS,
+    SEARCH_FIELDS,
     check_inputs,
     check_length,
     check_mode,
@@ -52,22 +50,22 @@ from .checks_vanilla_transformer import (
     own_arguments,
     plain_numbers,
     vocab_size_of,
+    warn_once,
 )
 from .decoding_vanilla_transformer import (
     CACHE_NAME,
     ModuleDecoding,
     one_cache,
+    reason_against_cache,
     reason_against_cached_steps,
 )
-from .engine_vanilla_transformer import (
-    SearchEngine,
+from .engine_checks_vanilla_transformer import (
     engine_for,
     forget_engine,
-    is_same_state,
-    reason_against_cache,
+    refusing_changes,
     settings_that_need_engine,
-    state_of_released,
 )
+from .engine_vanilla_transformer import SearchEngine
 from .ensemble_vanilla_transformer import EnsembleEngine, ensemble_engine
 from .identity_vanilla_transformer import generation_difference
 from .search_vanilla_transformer import (
@@ -76,12 +74,11 @@ from .search_vanilla_transformer import (
     SentenceLengthCriteria,
     TokenRules,
     WholeSearchCriteria,
+    count_candidates,
     greedy_search,
 )
 from .terms_vanilla_transformer import TermBeamSearch, num_banks
 
-# settings that this package adds to a generation configuration
-SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "precision", "int8", "engine")
 # arguments of the model that the engine reads
 ENGINE_ARGUMENTS = (
     "input_ids",
@@ -94,8 +91,6 @@ ENGINE_ARGUMENTS = (
 ENCODER_ARGUMENTS = ("input_ids", "attention_mask", "inputs_embeds")
 # name of the encoder's `forward` in the released code, which refuses arguments that it cannot read
 ENCODER_FORWARD = "VanillaTransformerEncoder.forward"
-# name of the released model's class
-HEAD_CLASS = "VanillaTransformerForConditionalGeneration"
 # searches of the library whose logits the engine can compute
 ENGINE_MODES = (
     GenerationMode.GREEDY_SEARCH,
@@ -108,18 +103,14 @@ SMALL_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint32, torch.uint
 # arguments of the model that the engine accepts and does not read: they change no token
 IGNORED_ARGUMENTS = ("use_cache", "logits_to_keep", "tokenizer")
 
-logger = logging.getLogger(__name__)
 
-
-# for type checkers, the mixin derives from the model class whose attributes its methods use
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel as _Base
-
     # transformers saves a class of the Hub with all files that its file imports, here also the
     # pipeline, which the model's configuration names
     from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401
-else:
-    _Base = object
+
+# for type checkers, the mixin derives from the model class whose attributes its methods use
+_Base: Any = PreTrainedModel if TYPE_CHECKING else object
 
 
 class SearchMixin(_Base):
@@ -188,7 +179,7 @@ class SearchMixin(_Base):
                 "generation_config must be a GenerationConfig, got "
                 f"{type(generation_config).__name__}."
             )
-        library_generate = functools.partial(
+        library_generate = partial(
             super().generate,
             logits_processor=logits_processor,
             prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
@@ -247,17 +238,11 @@ class SearchMixin(_Base):
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
         if engine is not None:
             kwargs[CACHE_NAME] = EngineCache()
-        # code of the user that runs during the search may change the model
-        calls_user = engine is not None and any(
-            (logits_processor, stopping_criteria, prefix_allowed_tokens_fn, streamer)
-        )
-        state = state_of_released(self) if calls_user else None
-        output = library_generate(None, generation_config, stopping_criteria=all_criteria, **kwargs)
-        if calls_user and not is_same_state(state, state_of_released(self)):
-            raise ValueError(
-                "the model must stay the same during a search of the inference engine, but a "
-                "logits processor, criterion, prefix function or streamer has changed it: set "
-                "engine='off'."
+        # code of the user that runs during the search may change the models
+        calls_user = any((logits_processor, stopping_criteria, prefix_allowed_tokens_fn, streamer))
+        with refusing_changes([self, *ensemble] if engine is not None and calls_user else []):
+            output = library_generate(
+                None, generation_config, stopping_criteria=all_criteria, **kwargs
             )
         if engine is not None and config.return_dict_in_generate:
             output[CACHE_NAME] = None
@@ -443,8 +428,7 @@ class SearchMixin(_Base):
             max_lengths += [given_config.max_length, given_config.max_new_tokens]
         # Seq2SeqTrainer writes the library's default into the model's own configuration, so the
         # default does not count as a maximum that the user has set
-        library_default = own_config._get_default_generation_params()["max_length"]
-        if own_config.max_length not in (None, library_default):
+        if own_config.max_length not in (None, LIBRARY_MAX_LENGTH):
             return True
         return any(max_length is not None for max_length in max_lengths)
 
@@ -522,25 +506,18 @@ class SearchMixin(_Base):
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         # the criterion of `stop_strings` reads the tokenizer, but the model does not accept it
         kwargs.pop("tokenizer", None)
-        choice, other_criteria = separate_choice(stopping_criteria, generation_config)
         config = generation_config
-        is_plain_greedy = not (config.do_sample or config.return_dict_in_generate)
-        is_plain_greedy = is_plain_greedy and kwargs.get("streamer") is None
-        if choice.engine is not None and is_plain_greedy:
-            decoding = begin_decoding(choice.engine, kwargs, 1)
-            return greedy_search(
-                decoding, input_ids, logits_processor, other_criteria, generation_config
-            )
+        choice, other_criteria = separate_choice(stopping_criteria, config)
         library_search = super()._sample
         if choice.engine is not None:
+            is_greedy = not (config.do_sample or config.return_dict_in_generate)
+            if is_greedy and kwargs.get("streamer") is None:
+                decoding = begin_decoding(choice.engine, kwargs, 1)
+                return greedy_search(decoding, input_ids, logits_processor, other_criteria, config)
             model = EngineModel(self, choice.engine, kwargs, config, logits_processor)
             library_search = partial(GenerationMixin._sample, model)
         return library_search(
-            input_ids,
-            logits_processor,
-            other_criteria,
-            generation_config=generation_config,
-            **kwargs,
+            input_ids, logits_processor, other_criteria, generation_config=config, **kwargs
         )
 
     def _beam_search(
@@ -573,78 +550,6 @@ class SearchMixin(_Base):
         if terms is not None:
             return TermBeamSearch(*search_arguments, terms=terms).run()
         return PaperBeamSearch(*search_arguments).run()
-
-    def save_pretrained(self, save_directory: str | PathLike, *args: Any, **kwargs: Any):
-        """Save the model as transformers does, with the search settings of this package.
-
-        Args:
-            save_directory: Output folder.
-            args: Arguments of `save_pretrained` of transformers.
-            kwargs: Arguments of `save_pretrained` of transformers.
-        """
-        config = self.generation_config
-        if any(getattr(config, name, None) is not None for name in SEARCH_FIELDS):
-            # otherwise the library would rebuild the generation configuration of a new model from
-            # the model's configuration, without these settings
-            config._from_model_config = False
-        self._warn_of_other_weights(kwargs.get("state_dict"))
-        if shared_names := self._undeclared_ties():
-            warn_once(
-                "%s.save_pretrained saves a copy of its own for %s, because tie_word_embeddings is "
-                "False.",
-                type(self).__name__,
-                " and ".join(sorted(shared_names)),
-            )
-            state_dict = dict(kwargs.get("state_dict") or self.state_dict())
-            # otherwise the library would not save these weights, and loading would initialize them
-            state_dict |= {
-                name: state_dict[name].clone() for name in shared_names & state_dict.keys()
-            }
-            kwargs["state_dict"] = state_dict
-        with without_missing_code(self.config, type(self), save_directory):
-            super().save_pretrained(save_directory, *args, **kwargs)
-
-    def _undeclared_ties(self) -> set[str]:
-        """Return the names of weights that are tied, although the configuration unties them."""
-        if self.config.tie_word_embeddings:
-            return set()
-        tied_in_stacks = getattr(self.base_model, "_tied_weights_keys", None) or {}
-        tied_names = {
-            *(self._tied_weights_keys or {}),
-            *(f"{self.base_model_prefix}.{name}" for name in tied_in_stacks),
-        }
-        first_names: dict[nn.Parameter, str] = {}
-        return {
-            name
-            for name, weight in self.named_parameters(remove_duplicate=False)
-            if first_names.setdefault(weight, name) != name and name in tied_names
-        }
-
-    def _warn_of_other_weights(self, state_dict: Mapping[str, Tensor] | None):
-        """Warn if a model of the released class has weights that this class cannot load."""
-        if type(self).__name__ != HEAD_CLASS or getattr(self, "_hf_peft_config_loaded", False):
-            return
-        if getattr(self, "hf_quantizer", None) is not None:
-            return
-        with torch.device("meta"):
-            released_state = type(self)(self.config).state_dict()
-        state = self.state_dict() if state_dict is None else state_dict
-        weights, released_weights = (
-            {(name, getattr(weight, "shape", None)) for name, weight in each.items()}
-            for each in (state, released_state)
-        )
-        # a state dictionary from the user may contain tied weights under only one of their names
-        missing_copies = self.all_tied_weights_keys.keys() - state.keys()
-        names = {name for name, _ in weights ^ released_weights}
-        if different_names := sorted(names - missing_copies):
-            warn_once(
-                "%s cannot load this changed model: %s weights differ from those of the "
-                "configuration, the first is %s. If layers were removed, set encoder_layers and "
-                "decoder_layers of the configuration; make other changes in a class of your own.",
-                type(self).__name__,
-                str(len(different_names)),
-                different_names[0],
-            )
 
     def train(self, mode: bool = True):
         """Set training or evaluation mode; training mode frees the engine's packed weights.
@@ -714,15 +619,11 @@ def separate_choice(
         The choice and the other criteria. If there is no choice among the criteria, it is the
         model's modules with the `length_penalty_alpha` of the configuration.
     """
-    criteria = list(stopping_criteria)
-    choice = ChosenSearch(getattr(config, "length_penalty_alpha", None), None)
-    for criterion in criteria:
-        if isinstance(criterion, ChosenSearch):
-            choice = criterion
-    other_criteria = [
-        criterion for criterion in criteria if not isinstance(criterion, ChosenSearch)
-    ]
-    return choice, StoppingCriteriaList(other_criteria)
+    choices = [each for each in stopping_criteria if isinstance(each, ChosenSearch)]
+    others = [each for each in stopping_criteria if not isinstance(each, ChosenSearch)]
+    if not choices:
+        choices = [ChosenSearch(getattr(config, "length_penalty_alpha", None), None)]
+    return choices[0], StoppingCriteriaList(others)
 
 
 def begin_decoding(
@@ -782,7 +683,7 @@ class EngineModel:
             config.do_sample or config.output_scores or config.output_logits
         ):
             num_end_tokens = config._eos_token_tensor.shape[0]
-            num_candidates = max(2, 1 + num_end_tokens) * self._num_beams
+            num_candidates = count_candidates(num_end_tokens, self._num_beams)
             self._rules = TokenRules.of(processors, num_candidates)
         # log-probabilities and tokens of the candidates in this step, [B * K, C] each; None if the
         # search receives all tokens
@@ -850,17 +751,6 @@ class EngineModel:
         # the library's cache stays empty, because the engine has its own
         self._decoding.reorder(rows.view(-1, self._num_beams) % self._num_beams)
         return cache
-
-
-@functools.cache
-def warn_once(message: str, *values: str | None):
-    """Warn of slower code, once per process and values.
-
-    Args:
-        message: Warning, with a `%s` for each value.
-        values: Name of the model's class, and clause with the reason.
-    """
-    logger.warning(message, *values)
 
 
 def reason_for_modules(
@@ -974,4 +864,4 @@ def set_paper_search(
     )
 
 
-__all__ = ["SEARCH_FIELDS", "SearchMixin", "set_paper_search"]
+__all__ = ["SearchMixin", "set_paper_search"]

@@ -212,17 +212,15 @@ def _difference_in_modules(
     if (difference := _difference_around_modules(model.config)) is not None:
         return difference
     # a model has many modules of few classes from few files, so each is compared only once
-    class_results: dict[tuple[type, int], tuple[str | None, frozenset[str]]] = {}
+    class_results: dict[tuple[type, Any], tuple[str | None, frozenset[str]]] = {}
     file_differences: dict[CodeComparison, str | None] = {}
     for name, module, allowed_classes in modules:
-        key = type(module), id(allowed_classes)
+        key = type(module), allowed_classes
         if key not in class_results:
             class_results[key] = _class_difference(type(module), allowed_classes, file_differences)
         difference, methods = class_results[key]
-        if difference is None:
-            difference = _instance_difference(vars(module), methods)
-        if difference is None:
-            difference = _settings_difference(name, module, model)
+        difference = difference or _instance_difference(vars(module), methods)
+        difference = difference or _settings_difference(name, module, model)
         if difference is None and allowed_classes is ACTIVATION:
             difference = _function_difference(module)
         if difference is not None:
@@ -260,16 +258,23 @@ def _torch_difference() -> str | None:
 def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str | None:
     """Return the first setting of a module that the configuration of the model does not imply."""
     attributes = vars(module)
-    if attributes.get("max_norm") is not None:
-        return "has max_norm, which changes its weights as they are read"
-    # the engine's probe does not find a wrong is_causal: attention kernels read it only without
-    # padding, and the probe has padding
-    is_causal = attributes.get("is_causal")
-    if is_causal is not None and is_causal != _must_be_causal(name):
-        return f"has is_causal {is_causal}"
+    if (difference := _attribute_difference(name, attributes)) is not None:
+        return difference
     config = attributes.get("config", model.config)
     if config is not model.config and config != model.config:
         return "has a configuration other than that of the model"
+    return None
+
+
+def _attribute_difference(name: str, attributes: Mapping[str, Any]) -> str | None:
+    """Return the first attribute that changes what a module of a translation model computes."""
+    if attributes.get("max_norm") is not None:
+        return "has max_norm, which changes its weights as they are read"
+    # no comparison of logits finds a wrong is_causal: attention kernels read it only without
+    # padding, and the compared batches have padding
+    is_causal = attributes.get("is_causal")
+    if is_causal is not None and is_causal != _must_be_causal(name):
+        return f"has is_causal {is_causal}"
     return None
 
 
@@ -289,8 +294,8 @@ def _difference_around_modules(config: PreTrainedConfig | None) -> str | None:
     """Return a hook, mode or configuration field that affects all modules, or None."""
     if (difference := _torch_difference()) is not None:
         return difference
-    for mode in _get_current_dispatch_mode_stack():
-        return f"the mode {type(mode).__name__} is active"
+    if modes := _get_current_dispatch_mode_stack():
+        return f"the mode {type(modes[0]).__name__} is active"
     # with these fields, the library's masks and caches hide other positions than the paper does
     if getattr(config, "is_causal", True) is not True:
         return "the configuration has an is_causal that is not true"
@@ -329,11 +334,9 @@ def library_difference(model: nn.Module) -> str | None:
             # in a copied layer, torch itself sets an attribute that shadows the module `activation`
             attributes.pop("activation", None)
         difference = difference or _instance_difference(attributes, methods)
+        difference = difference or _attribute_difference(name, attributes)
         if difference is None and module_class.__module__ == "transformers.activations":
             difference = _function_difference(module)
-        is_causal = getattr(module, "is_causal", None)
-        if difference is None and is_causal is not None and is_causal != _must_be_causal(name):
-            difference = f"has is_causal {is_causal}"
         scaling = getattr(module, "scaling", None)
         if difference is None and scaling not in (None, getattr(module, "head_dim", 1) ** -0.5):
             difference = f"has the scaling {scaling}"

@@ -28,6 +28,7 @@ from transformers import (
     AutoConfig,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -303,43 +304,12 @@ def _model_class_of(
 ) -> type[PreTrainedModel]:
     """Return the class that a model was saved with; refuse code that is not trusted."""
     config_entries = read_config(run)
-    auto_map, model_type = config_entries.get("auto_map") or {}, config_entries.get("model_type")
-    # a published model of this package refers to code that is already installed here
-    class_address = auto_map.get(AUTO_CLASS, "")
+    auto_map = config_entries.get("auto_map") or {}
+    code_class = _class_in_folder(run, auto_map.get(AUTO_CLASS, ""), trust_remote_code)
+    if code_class is not None:
+        return code_class
+    config_class = _config_class_of(run, config_entries, trust_remote_code)
     class_name = next(iter(config_entries.get("architectures") or []), PUBLIC_CLASS.__name__)
-    difference = None
-    if class_address == auto_map_address(PUBLIC_CLASS):
-        code_file = cached_file(
-            run, f"{class_address.split('.')[0]}.py", _raise_exceptions_for_missing_entries=False
-        )
-        difference = file_difference(code_file) if code_file else None
-    if class_address and (
-        class_address != auto_map_address(PUBLIC_CLASS) or difference is not None
-    ):
-        if not trust_remote_code:
-            refuse_code(Path(run, CONFIG_NAME), _describe_code(class_address, difference))
-        model_class = get_class_from_dynamic_module(class_address, str(run))
-        # the class is registered, so that `save_pretrained` copies its file too
-        model_class.register_for_auto_class(AUTO_CLASS)
-        return model_class
-    if model_type is None and not auto_map:
-        advice = foreign_advice(run) or (
-            " Models of other programs, such as CTranslate2 and Eole, run only in these programs."
-        )
-        raise ValueError(
-            f"{RUN_RULE}, got {str(run)!r}, whose {CONFIG_NAME} names no model_type.{advice}"
-        )
-    if model_type in CONFIG_MAPPING:
-        config_class = CONFIG_MAPPING[model_type]
-    elif "AutoConfig" not in auto_map:
-        raise ValueError(
-            f"{RUN_RULE}, got {str(run)!r}, whose model_type {model_type!r} is not in transformers "
-            f"{transformers.__version__}."
-        )
-    else:
-        if not trust_remote_code:
-            refuse_code(Path(run, CONFIG_NAME), _describe_code(auto_map["AutoConfig"]))
-        config_class = type(AutoConfig.from_pretrained(run, trust_remote_code=trust_remote_code))
     if issubclass(config_class, VanillaTransformerConfig):
         if class_name != PUBLIC_CLASS.__name__:
             raise ValueError(
@@ -358,7 +328,54 @@ def _model_class_of(
     if of_library and config_class in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
         return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class]
     expected = "an encoder-decoder for translation" if of_library else "a vanilla_transformer"
-    raise ValueError(f"run must be {expected}, got a {model_type}: {run}.")
+    raise ValueError(f"run must be {expected}, got a {config_entries.get('model_type')}: {run}.")
+
+
+def _class_in_folder(
+    run: str | Path, address: str, trust_remote_code: bool
+) -> type[PreTrainedModel] | None:
+    """Return the class at an address in a folder; None if it is of this package, or not given."""
+    if not address:
+        return None
+    difference = None
+    if address == auto_map_address(PUBLIC_CLASS):
+        # a published model of this package refers to code that is already installed here
+        code_file = cached_file(
+            run, f"{address.split('.')[0]}.py", _raise_exceptions_for_missing_entries=False
+        )
+        difference = file_difference(code_file) if code_file else None
+        if difference is None:
+            return None
+    if not trust_remote_code:
+        refuse_code(Path(run, CONFIG_NAME), _describe_code(address, difference))
+    model_class = get_class_from_dynamic_module(address, str(run))
+    # the class is registered, so that `save_pretrained` copies its file too
+    model_class.register_for_auto_class(AUTO_CLASS)
+    return model_class
+
+
+def _config_class_of(
+    run: str | Path, config_entries: dict[str, Any], trust_remote_code: bool
+) -> type[PreTrainedConfig]:
+    """Return the class of a configuration; refuse code that is not trusted."""
+    auto_map, model_type = config_entries.get("auto_map") or {}, config_entries.get("model_type")
+    if model_type is None and not auto_map:
+        advice = foreign_advice(run) or (
+            " Models of other programs, such as CTranslate2 and Eole, run only in these programs."
+        )
+        raise ValueError(
+            f"{RUN_RULE}, got {str(run)!r}, whose {CONFIG_NAME} names no model_type.{advice}"
+        )
+    if model_type in CONFIG_MAPPING:
+        return CONFIG_MAPPING[model_type]
+    if "AutoConfig" not in auto_map:
+        raise ValueError(
+            f"{RUN_RULE}, got {str(run)!r}, whose model_type {model_type!r} is not in transformers "
+            f"{transformers.__version__}."
+        )
+    if not trust_remote_code:
+        refuse_code(Path(run, CONFIG_NAME), _describe_code(auto_map["AutoConfig"]))
+    return type(AutoConfig.from_pretrained(run, trust_remote_code=trust_remote_code))
 
 
 def _describe_code(address: str, difference: str | None = None) -> str:

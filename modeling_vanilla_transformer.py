@@ -63,6 +63,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .decoding_vanilla_transformer import CACHE_NAME, cached_length, decoder_cache
 from .generation_vanilla_transformer import SearchMixin, output_of_encoder
 from .released_code_vanilla_transformer import warn_of_other_code
+from .saving_vanilla_transformer import SavingMixin
 
 # ---- 3.2.1 Scaled Dot-Product Attention ----
 
@@ -412,8 +413,8 @@ class PositionalEncoding(nn.Module):
 # ---- The Hugging Face contract ----
 
 
-class VanillaTransformerPreTrainedModel(PreTrainedModel):
-    """Base class of all models: initialization, loading, and supported features of transformers."""
+class VanillaTransformerPreTrainedModel(SavingMixin, PreTrainedModel):
+    """Base class of all models: weights, loading, and supported features of transformers."""
 
     config: VanillaTransformerConfig
     base_model_prefix = "model"

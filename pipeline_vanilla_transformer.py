@@ -42,6 +42,7 @@ from .batches_vanilla_transformer import (
 )
 from .changes_vanilla_transformer import evaluating
 from .checks_vanilla_transformer import (
+    LIBRARY_MAX_LENGTH,
     check_tokenizer,
     engine_precision,
     is_whole,
@@ -57,7 +58,7 @@ from .constraints_vanilla_transformer import (
     settings_with_constraints,
     values_for_texts,
 )
-from .engine_vanilla_transformer import settings_that_need_engine
+from .engine_checks_vanilla_transformer import settings_that_need_engine
 from .languages_vanilla_transformer import (
     language_codes,
     model_languages,
@@ -94,8 +95,6 @@ OUTPUT_SETTINGS = (
 PACKAGE_SEARCH_SETTINGS = ("length_penalty_alpha", "max_extra_tokens")
 # search settings of the pipeline of transformers 4, for a model whose configuration has no others
 DEFAULT_SEARCH = {"num_beams": 4, "max_new_tokens": 256}
-# default `max_length` of transformers
-LIBRARY_MAX_LENGTH = 20
 # a tokenizer stores the truncation, padding and languages of a call while it tokenizes, so only one
 # thread may call it
 _TOKENIZER_LOCK = Lock()
@@ -238,6 +237,7 @@ class TranslationPipeline(Pipeline):
                 raise ValueError(f"{name} must be an integer of at least 1, got {size!r}.")
         split_sentences = prepare_settings.pop("split_sentences", False)
         target_settings = {name: prepare_settings.pop(name, None) for name in TARGET_SETTINGS}
+        output_settings = {**self._postprocess_params, **output_settings}
         if split_sentences and output_settings.get("return_tensors"):
             raise ValueError("return_tensors must be false with split_sentences, got true.")
         for name in ("target_prefix", "required_terms"):
@@ -252,7 +252,7 @@ class TranslationPipeline(Pipeline):
             target_settings,
             prepare_settings,
             {**self._forward_params, **search_settings},
-            {**self._postprocess_params, **output_settings},
+            output_settings,
         )
 
     def score(
@@ -894,11 +894,11 @@ class TranslationPipeline(Pipeline):
             **call_settings.search_settings,
             **encoded,
         }
-        is_scored = any(
-            call_settings.output_settings.get(name)
+        output_flags = {
+            name: call_settings.output_settings.get(name, False)
             for name in ("return_scores", "return_alignment")
-        )
-        own_rows = self._pop_own_rows(search_settings, len(texts), is_scored)
+        }
+        own_rows = self._pop_own_rows(search_settings, len(texts), any(output_flags.values()))
         num_returned = self._resolve_num_returned(search_settings)
         tgt_lang = call_settings.prepare_settings.get("tgt_lang")
         tokenizer = self._target_tokenizer
@@ -919,23 +919,11 @@ class TranslationPipeline(Pipeline):
             any(constraint.required_terms for constraint in constraints),
             any(self.model.config.pad_token_id in ids for ids in (*source_ids, *prompt_ids)),
         )
-        output_flags = {
-            name: call_settings.output_settings.get(name, False)
-            for name in ("return_scores", "return_alignment")
-        }
-        results: list[list[dict[str, Any]]] = [[] for _ in texts]
-        # in a batch, all prompts must have one length, and all searches one number of beams
-        groups: dict[Any, dict[int, int]] = defaultdict(dict)
-        for index, (text, constraint) in enumerate(zip(texts, constraints, strict=True)):
-            if text.strip():
-                group_key = (
-                    len(constraint.prompt_ids),
-                    sum(map(len, constraint.required_terms.values())),
-                    bool(constraint.forbidden_terms),
-                )
-                groups[group_key][index] = len(source_ids[index])
-            else:
-                results[index] = self._empty_results(num_returned, call_settings)
+        results: list[list[dict[str, Any]]] = [
+            [] if text.strip() else self._empty_results(num_returned, call_settings)
+            for text in texts
+        ]
+        groups = _groups_of_texts(texts, source_ids, constraints)
         for (_, num_term_tokens, _), lengths in groups.items():
             batch_settings = self._limit_batches(
                 call_settings, search_settings, num_term_tokens, num_returned
@@ -1056,6 +1044,29 @@ class _CallSettings(NamedTuple):
     prepare_settings: dict[str, Any]
     search_settings: dict[str, Any]
     output_settings: dict[str, Any]
+
+
+def _groups_of_texts(
+    texts: list[str], source_ids: list[list[int]], constraints: Sequence[Constraints]
+) -> dict[tuple[int, int, bool], dict[int, int]]:
+    """Group the texts that are not empty by what the translations of a batch have in common.
+
+    This is the length of the prompt, the number of required tokens, on which the number of beams
+    depends, and whether terms are forbidden.
+
+    Returns:
+        For each group, the number of source tokens of each text, by the index of the text.
+    """
+    groups: dict[tuple[int, int, bool], dict[int, int]] = defaultdict(dict)
+    for index, (text, constraint) in enumerate(zip(texts, constraints, strict=True)):
+        if text.strip():
+            group_key = (
+                len(constraint.prompt_ids),
+                sum(map(len, constraint.required_terms.values())),
+                bool(constraint.forbidden_terms),
+            )
+            groups[group_key][index] = len(source_ids[index])
+    return groups
 
 
 def _join_sentences(

@@ -387,10 +387,8 @@ class PaperBeamSearch:
             criterion for criterion in criteria if not isinstance(criterion, WholeSearchCriteria)
         )
         self.is_stopped = False
-        padding_tensor = config._pad_token_tensor
-        self.padding_id = int(self.end_tokens[0] if padding_tensor is None else padding_tensor)
-        # each beam may end with any of the end tokens, and K hypotheses must still stay open
-        self.num_candidates = max(2, 1 + len(self.end_tokens)) * self.num_beams
+        self.padding_id = int(config._pad_token_tensor)
+        self.num_candidates = count_candidates(len(self.end_tokens), self.num_beams)
         # without rules every token is scored: other processors and an output of scores need all
         # scores
         self.rules = None
@@ -698,6 +696,18 @@ class PaperBeamSearch:
             **{name: tuple(steps) or None for name, steps in self.record.items()},
             **self.decoding.outputs(),
         )
+
+
+def count_candidates(num_end_tokens: int, num_beams: int) -> int:
+    """Return the number of continuations of a sentence that a step of beam search selects.
+
+    Each beam may end with any of the end tokens, and K hypotheses must still stay open.
+
+    Args:
+        num_end_tokens: Number of end tokens.
+        num_beams: K.
+    """
+    return max(2, 1 + num_end_tokens) * num_beams
 
 
 class MissingTranslationError(ValueError):

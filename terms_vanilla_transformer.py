@@ -43,6 +43,8 @@ class TermBeamSearch(PaperBeamSearch):
         super().__init__(*args)
         # every token is scored, because a term may need an improbable one
         self.rules = None
+        # a negative end token ends no sequence, but would be the index of another token
+        self.end_tokens = self.end_tokens[self.end_tokens >= 0]
         self.num_banks = num_banks(terms)
         self.bank_size = self.num_beams // self.num_banks
         self.terms = padded_terms(terms).to(self.open.ids.device)  # [B, M, P]

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .. import VanillaTransformerForConditionalGeneration
-from ..engine_vanilla_transformer import engine_for
+from ..engine_checks_vanilla_transformer import engine_for
 from ..loading import load_run
 from ..paper.study import Section
 from ..train.config import TrainConfig

@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..changes_vanilla_transformer import evaluating
 from ..comparison import batch_to_compare, in_float32, refuse_difference
-from ..engine_vanilla_transformer import without_bias
+from ..deviations_vanilla_transformer import without_bias
 from ..identity_vanilla_transformer import MASKS, library_difference
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..released_code_vanilla_transformer import RELEASED, is_of_library

@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ..engine_vanilla_transformer import engine_for, reason_against_engine
+from ..engine_checks_vanilla_transformer import engine_for, reason_against_engine
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import refuse_modified_source
 from .fsmt import from_fsmt

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from ..comparison import refuse_difference
-from ..engine_vanilla_transformer import without_bias
+from ..deviations_vanilla_transformer import without_bias
 from ..export.check import DIFFERS
 from ..export.onnx import run_graph, trace_module
 from ..export.parts import position_table

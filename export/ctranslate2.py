@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from ..atomic_files import atomic_folder
 from ..comparison import batch_to_compare, refuse_difference
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..engine_vanilla_transformer import without_bias
+from ..deviations_vanilla_transformer import without_bias
 from ..languages_vanilla_transformer import target_tokenizer
 from ..modeling_vanilla_transformer import (
     DecoderLayer,

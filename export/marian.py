@@ -15,11 +15,11 @@ from transformers import (
 )
 
 from ..atomic_files import atomic_folder
+from ..checks_vanilla_transformer import SEARCH_FIELDS
 from ..comparison import batch_to_compare, refuse_difference
 from ..configuration_vanilla_transformer import TOKEN_ID_FIELDS, VanillaTransformerConfig
 from ..conversion.weights import BART_RENAMES, SAME_FIELDS, TOKEN_SETTINGS, rename_weights
-from ..engine_vanilla_transformer import without_bias
-from ..generation_vanilla_transformer import SEARCH_FIELDS
+from ..deviations_vanilla_transformer import without_bias
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from .check import DIFFERS, refuse_changed_model

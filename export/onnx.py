@@ -28,7 +28,7 @@ from transformers import (
 from ..atomic_files import atomic_folder
 from ..comparison import SOURCE_LENGTHS, batch_to_compare, refuse_difference
 from ..decoding_vanilla_transformer import CACHE_NAME, layers_without_cache
-from ..engine_vanilla_transformer import without_bias
+from ..deviations_vanilla_transformer import without_bias
 from ..generation_vanilla_transformer import output_of_encoder
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import DIFFERS

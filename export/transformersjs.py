@@ -20,7 +20,7 @@ from transformers import EncoderDecoderCache, PreTrainedTokenizerBase
 
 from ..atomic_files import atomic_folder
 from ..comparison import TOLERANCES
-from ..engine_vanilla_transformer import deviations, without_bias
+from ..deviations_vanilla_transformer import deviations, without_bias
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization.tokenization_vanilla_transformer import (
     WORDS,

@@ -20,6 +20,7 @@ from torch.utils.backend_registration import (
 )
 from train_toys import toy_model
 
+from vanilla_transformer import engine_checks_vanilla_transformer as engine_checks
 from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer import identity_vanilla_transformer as identity
 from vanilla_transformer.train.devices.cpu_kernels import use_cheap_dropout
@@ -253,8 +254,8 @@ def main():
             # the mode of this stand-in turns the engine off
             identity._get_current_dispatch_mode_stack = list
             # they are no plain ones, as a GPU's are: all else is asked
-            engine.nn.Parameter = OnDevice
-            found = {"refusal": engine.reason_against_engine(model), **search(model, inputs)}
+            engine_checks.nn.Parameter = OnDevice
+            found = {"refusal": engine_checks.reason_against_engine(model), **search(model, inputs)}
             found["captured"] = search_with_graphs(model, inputs)
             found["training"] = train(copy.deepcopy(model), inputs)
             # otherwise torch changes the dtype of a weight, and the numbers behind it stay

@@ -30,15 +30,15 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
 )
+from vanilla_transformer import checks_vanilla_transformer as checks
 from vanilla_transformer import decoding_vanilla_transformer as decoding
-from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.alignment_vanilla_transformer import head_weights
 from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.checks_vanilla_transformer import RELEASED_ARGUMENTS
 from vanilla_transformer.comparison import batch_to_compare
 from vanilla_transformer.decoding_vanilla_transformer import CACHE_NAME
-from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
+from vanilla_transformer.engine_checks_vanilla_transformer import reason_against_engine
 from vanilla_transformer.export.onnx import to_onnx
 
 WIDTH = SMALL["hidden_size"]
@@ -305,9 +305,9 @@ class ForgetfulLayer(modeling.DecoderLayer):
 
 @pytest.fixture
 def warnings_of_search(monkeypatch):
-    generation.warn_once.cache_clear()
+    checks.warn_once.cache_clear()
     told = []
-    monkeypatch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
+    monkeypatch.setattr(checks.logger, "warning", lambda text, *args: told.append(text % args))
     return told
 
 
@@ -405,7 +405,7 @@ def test_a_layer_that_the_cache_does_not_serve_reads_all_tokens(
         told = warnings_of_search.pop()
         assert told.startswith(f"{NO_CACHE} {reason.format(index)}")
         warnings_of_search.clear()
-        generation.warn_once.cache_clear()
+        checks.warn_once.cache_clear()
     model.generation_config.eos_token_id = None
     assert greedily(model, source, 6).equal(model.generate(**source, max_new_tokens=6))
 
@@ -514,7 +514,7 @@ def test_a_change_of_weights_code_or_settings_is_compared_again(
     for change, is_told in changes:
         change()
         warnings_of_search.clear()
-        generation.warn_once.cache_clear()
+        checks.warn_once.cache_clear()
         expected = model.generate(**source, use_cache=False, max_new_tokens=6)
         assert model.generate(**source, max_new_tokens=6).equal(expected)
         assert any(NO_CACHE in told for told in warnings_of_search) == is_told
@@ -614,7 +614,7 @@ def test_a_decoder_that_stores_nothing_reads_the_whole_target(edit, source, warn
     for search in SEARCHES:
         expected = model.generate(**{**source, **search, "use_cache": False}, max_new_tokens=6)
         warnings_of_search.clear()
-        generation.warn_once.cache_clear()
+        checks.warn_once.cache_clear()
         found = model.generate(**{**source, **search, "use_cache": True}, max_new_tokens=6)
         assert found.equal(expected)
         assert "Edited.generate uses no cache, because" in warnings_of_search[-1]

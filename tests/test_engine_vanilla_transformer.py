@@ -15,6 +15,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from vanilla_transformer import checks_vanilla_transformer as checks
+from vanilla_transformer import deviations_vanilla_transformer as deviations
+from vanilla_transformer import engine_checks_vanilla_transformer as engine_checks
 from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import identity_vanilla_transformer as identity
@@ -578,11 +581,9 @@ def test_suppressed_ids_outside_of_the_vocabulary_are_ignored(
 @pytest.fixture
 def told(monkeypatch):
     """Warnings of `generate`, which come once for each reason in a process."""
-    generation.warn_once.cache_clear()
+    checks.warn_once.cache_clear()
     messages = []
-    monkeypatch.setattr(
-        generation.logger, "warning", lambda text, *args: messages.append(text % args)
-    )
+    monkeypatch.setattr(checks.logger, "warning", lambda text, *args: messages.append(text % args))
     return messages
 
 
@@ -798,23 +799,23 @@ def test_a_bias_of_many_outputs_is_seen_when_it_changes(lively_model, source, se
 @pytest.mark.parametrize("settings", [{}, {"int8": True}, {"precision": "bf16"}])
 @pytest.mark.parametrize("large", [-1e9, -torch.inf, 1e30])
 def test_a_large_number_hides_no_change(lively_model, source, monkeypatch, settings, large):
-    monkeypatch.setattr(engine, "has_bf16_instructions", lambda: True)
-    monkeypatch.setitem(engine.CPU_LINEAR_CLASSES, "bf16", engine.Int8Linear)
+    monkeypatch.setattr(engine_checks, "has_bf16_instructions", lambda: True)
+    monkeypatch.setitem(engine_checks.CPU_LINEAR_CLASSES, "bf16", kernels.Int8Linear)
     model = lively_model(vocab_size=5000, output_bias=True)
     precision = "int8" if settings.get("int8") else settings.get("precision")
     model.lm_head.bias.data[1500] = -1e9 if large > 0 else large
     if large > 0:
         # a weight that no source token reads
         model.lm_head.weight.data[4000, 0] = large
-    modules = engine.computing_modules(model)
-    linear_class = engine.CPU_LINEAR_CLASSES[precision or "fp32"]
-    before = engine._state_of(modules, linear_class)
-    assert engine._is_equal(before, engine._state_of(modules, linear_class))
+    modules = engine_checks.computing_modules(model)
+    linear_class = engine_checks.CPU_LINEAR_CLASSES[precision or "fp32"]
+    before = engine_checks._state_of(modules, linear_class)
+    assert engine_checks._is_equal(before, engine_checks._state_of(modules, linear_class))
     for weight in (model.lm_head.bias, model.lm_head.weight[4000]):
         weight.data[3] += 0.01
-        after = engine._state_of(modules, linear_class)
+        after = engine_checks._state_of(modules, linear_class)
         is_read_in_place = weight.dim() and linear_class.is_used_in_place(model.lm_head.weight)
-        assert engine._is_equal(before, after) == is_read_in_place
+        assert engine_checks._is_equal(before, after) == is_read_in_place
         before = after
 
 
@@ -842,6 +843,17 @@ def test_a_width_of_values_that_does_not_fit_the_weights_is_named(lively_model, 
     model.model.encoder.layers[0].self_attention.d_v = 7
     with pytest.raises(ValueError, match="an attention of the encoder has a d_v that does not"):
         model.generate(**source, **GREEDY, engine="required")
+
+
+def test_a_table_with_too_few_positions_is_named(lively_model):
+    model = lively_model(
+        position_encoding="learned", max_position_embeddings=40, position_offset=2
+    ).eval()
+    assert engine_checks.reason_against_engine(model) is None
+    table = model.model.decoder.positions.table
+    model.model.decoder.positions.table = torch.nn.Embedding(40, table.embedding_dim)
+    reason = engine_checks.reason_against_engine(model)
+    assert reason == "the configuration has 42 positions, the table 40"
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
@@ -875,7 +887,7 @@ def test_int8_is_close_to_float32(lively_model, source, searched, scores, fields
     torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
     assert not torch.equal(rounded, exact)
     for linear in (searched[1].vocabulary, searched[1].memory_projection):
-        assert isinstance(linear, engine.Int8Linear)
+        assert isinstance(linear, kernels.Int8Linear)
 
 
 def test_the_setting_int8_is_saved(lively_model, source, searched, tmp_path):
@@ -888,7 +900,7 @@ def test_the_setting_int8_is_saved(lively_model, source, searched, tmp_path):
     assert again.generate(**source).tolist() == expected.tolist()
     again.generate(**source, int8=False)
     kinds = [type(search.vocabulary) for search in searched]
-    assert kinds == [engine.Int8Linear, engine.Int8Linear, engine.PackedLinear]
+    assert kinds == [kernels.Int8Linear, kernels.Int8Linear, kernels.PackedLinear]
 
 
 def test_int8_must_be_true_or_false(lively_model, source):
@@ -904,13 +916,13 @@ needs_bf16_kernels = pytest.mark.skipif(
 @pytest.fixture
 def with_bf16(monkeypatch):
     """A CPU with instructions for bf16, which may be emulated."""
-    monkeypatch.setattr(engine, "has_bf16_instructions", lambda: True)
+    monkeypatch.setattr(engine_checks, "has_bf16_instructions", lambda: True)
 
 
 @pytest.fixture
 def without_bf16(monkeypatch):
     """A CPU without instructions for bf16."""
-    monkeypatch.setattr(engine, "has_bf16_instructions", lambda: False)
+    monkeypatch.setattr(engine_checks, "has_bf16_instructions", lambda: False)
 
 
 @needs_bf16_kernels
@@ -936,7 +948,7 @@ def test_bf16_is_close_to_float32(lively_model, source, searched, scores, fields
         assert not torch.equal(rounded, exact)
     for found in searched[1:]:
         for linear in (found.vocabulary, found.memory_projection):
-            assert isinstance(linear, engine.Bf16Linear)
+            assert isinstance(linear, kernels.Bf16Linear)
 
 
 @needs_bf16_kernels
@@ -1028,7 +1040,7 @@ def test_the_precision_is_saved(lively_model, source, searched, tmp_path):
     assert torch.equal(again.generate(**source), model.generate(**source))
     again.generate(**source, precision="fp32")
     kinds = [type(search.vocabulary) for search in searched]
-    assert kinds == [engine.Bf16Linear, engine.Bf16Linear, engine.PackedLinear]
+    assert kinds == [kernels.Bf16Linear, kernels.Bf16Linear, kernels.PackedLinear]
 
 
 @pytest.mark.parametrize("search", [PAPER, GREEDY])
@@ -1140,7 +1152,7 @@ def test_the_search_keeps_its_scores_in_float32(lively_model, source, kind):
 def test_an_engine_is_freed_with_its_weights(lively_model, source):
     model = lively_model()
     model.generate(**source, **PAPER)
-    made = weakref.ref(engine.engine_for(model)[0])
+    made = weakref.ref(engine_checks.engine_for(model)[0])
     assert made() is not None
     model.bfloat16().generate(**source, **PAPER)
     gc.collect()
@@ -1167,15 +1179,15 @@ def test_a_model_with_nearly_constant_logits_may_round_like_any_other(small_mode
     norm = model.model.decoder.layers[-1].feed_forward_norm
     norm.weight *= 1e-7
     norm.bias.copy_(torch.randn_like(norm.bias))
-    assert engine.engine_for(model)[1] is None
+    assert engine_checks.engine_for(model)[1] is None
     source, target = torch.randint(500, (4, 5)), torch.randint(500, (4, 2, 4))
-    logits = engine._logits_of_modules(model, source, torch.ones_like(source), target)
+    logits = engine_checks._logits_of_modules(model, source, torch.ones_like(source), target)
     assert (logits.std(0) < 1e-5 * logits.abs().mean(0)).float().mean() > 0.9
     # an error in the last digits of a typical logit is one of rounding, a larger one is none
     typical = logits.abs().median()
     for relative_error, is_rounding in ((1e-6, True), (1e-4, False)):
-        deviation = engine.deviations(logits + relative_error * typical, logits, logits).max()
-        assert (deviation < engine.FLOAT32_TOLERANCE) == is_rounding
+        deviation = deviations.deviations(logits + relative_error * typical, logits, logits).max()
+        assert (deviation < deviations.FLOAT32_TOLERANCE) == is_rounding
 
 
 @pytest.mark.parametrize("bias", [-1e4, -torch.inf])
@@ -1183,9 +1195,9 @@ def test_a_large_bias_of_most_tokens_hides_no_deviation_of_the_others(small_mode
     model = small_model(vocab_size=500, output_bias=True)
     model.lm_head.bias.data[50:] = bias
     logits = torch.randn(20, 500) + model.lm_head.bias.detach()
-    units = engine.without_bias(logits, model.lm_head.bias)
+    units = deviations.without_bias(logits, model.lm_head.bias)
     changed = logits.clone()
     changed[:, 3] += 0.01
-    deviations = engine.deviations(changed, logits, units)
-    assert 0.005 < deviations[:, 3].max() < 0.05
-    assert engine.engine_for(model)[1] is None
+    found = deviations.deviations(changed, logits, units)
+    assert 0.005 < found[:, 3].max() < 0.05
+    assert engine_checks.engine_for(model)[1] is None

@@ -170,6 +170,20 @@ def test_a_model_that_does_not_fit_is_refused(tokenizer, models, change, message
         models[0].generate(**tokenizer(TEXTS[0], return_tensors="pt"), ensemble=[other])
 
 
+def test_a_member_that_changes_during_a_search_is_refused(tokenizer, models):
+    other = make(tokenizer, 4)
+
+    def change(ids, scores):
+        with torch.no_grad():
+            other.lm_head.weight.mul_(2)
+        return scores
+
+    with pytest.raises(ValueError, match="the model must stay the same during a search"):
+        models[0].generate(
+            **tokenizer(TEXTS[0], return_tensors="pt"), ensemble=[other], logits_processor=[change]
+        )
+
+
 def test_an_ensemble_needs_the_engine_and_one_class(tokenizer, models, tmp_path):
     inputs = tokenizer(TEXTS[0], return_tensors="pt")
     with pytest.raises(ValueError, match="ensemble needs the inference engine, got engine='off'"):

@@ -508,6 +508,17 @@ def test_loading_gives_back_the_logits(
     assert is_one_matrix(again)
 
 
+def test_the_headless_model_is_saved_whole_and_names_no_missing_code(small_model, batch, tmp_path):
+    body = small_model(tie_word_embeddings=False).model
+    body.decoder.embed_tokens.weight = body.encoder.embed_tokens.weight
+    body.config.auto_map = {"AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel"}
+    body.save_pretrained(tmp_path)
+    again = AutoModel.from_pretrained(tmp_path)
+    assert not hasattr(again.config, "auto_map")
+    with torch.no_grad():
+        close(again(**batch).last_hidden_state, body(**batch).last_hidden_state)
+
+
 def test_the_headless_model_loads_from_the_same_file(small_model, batch, tmp_path):
     model = small_model()
     model.save_pretrained(tmp_path)

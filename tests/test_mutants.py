@@ -41,14 +41,11 @@ from translation_toys import TEXTS, make_model, make_tokenizer
 
 import vanilla_transformer
 from vanilla_transformer import TranslationPipeline, loading
-from vanilla_transformer import generation_vanilla_transformer as generation
+from vanilla_transformer import checks_vanilla_transformer as checks
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion.library_code import library_digests
-from vanilla_transformer.engine_vanilla_transformer import (
-    SearchEngine,
-    probe,
-    reason_against_engine,
-)
+from vanilla_transformer.engine_checks_vanilla_transformer import probe, reason_against_engine
+from vanilla_transformer.engine_vanilla_transformer import SearchEngine
 from vanilla_transformer.released_code_vanilla_transformer import RELEASED
 from vanilla_transformer.train.data.batches import IGNORED
 from vanilla_transformer.train.devices.cpu_kernels import CheapDropout, use_cpu_kernels
@@ -211,10 +208,10 @@ def check(model, tokenizer, run, plain, monkeypatch, named):
     assert (logits(model, tokenizer) - logits(plain, tokenizer)).abs().max() > 1e-3
     check_losses(model, tokenizer)
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
-    generation.warn_once.cache_clear()
+    checks.warn_once.cache_clear()
     told = []
     with monkeypatch.context() as patch:
-        patch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
+        patch.setattr(checks.logger, "warning", lambda text, *args: told.append(text % args))
         for search in SEARCHES:
             # only the modules record the outputs of each step
             expected = model.generate(**inputs, **search, return_dict_in_generate=True).sequences
@@ -433,9 +430,9 @@ def test_layers_that_would_share_a_cache_are_searched_without_one(change, tokeni
     model = make_model(tokenizer, decoder_layers=2)
     before = logits(model, tokenizer)
     change(model)
-    generation.warn_once.cache_clear()
+    checks.warn_once.cache_clear()
     told = []
-    monkeypatch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
+    monkeypatch.setattr(checks.logger, "warning", lambda text, *args: told.append(text % args))
     assert "cache indices" in reason_against_engine(model)
     if change is not add_a_copy_of_the_layer:
         assert (logits(model, tokenizer) - before).abs().max() > 1e-3
@@ -460,9 +457,9 @@ def test_a_layer_that_the_configuration_does_not_count_is_searched_without_a_cac
     for attention in (layer.self_attention, layer.cross_attention):
         attention.layer_idx, attention.config = 2, model.config
     model.model.decoder.layers.append(layer)
-    generation.warn_once.cache_clear()
+    checks.warn_once.cache_clear()
     told = []
-    monkeypatch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
+    monkeypatch.setattr(checks.logger, "warning", lambda text, *args: told.append(text % args))
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
     found = {}
     for engine in ("auto", "off"):
@@ -819,7 +816,7 @@ def test_a_function_that_was_patched_before_the_import_is_seen(patched, tmp_path
         {PATCHES_BEFORE_IMPORT[patched]}
         from vanilla_transformer import VanillaTransformerConfig
         from vanilla_transformer import VanillaTransformerForConditionalGeneration
-        from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
+        from vanilla_transformer.engine_checks_vanilla_transformer import reason_against_engine
         config = VanillaTransformerConfig(vocab_size=50, d_model=16)
         print(reason_against_engine(VanillaTransformerForConditionalGeneration(config).eval()))
     """

@@ -523,6 +523,11 @@ def test_scores_of_sentences_are_added(translate):
 def test_settings_that_splitting_does_not_allow_are_refused(translate, settings, message):
     with pytest.raises(ValueError, match=message):
         translate(LONG, **{"split_sentences": True, **settings})
+    if "return_tensors" in settings:
+        # as a setting of the pipeline
+        pipe = TranslationPipeline(translate.model, translate.tokenizer, **settings)
+        with pytest.raises(ValueError, match=message):
+            pipe(LONG, split_sentences=True)
 
 
 def test_splitting_without_its_package_is_refused(translate, monkeypatch):

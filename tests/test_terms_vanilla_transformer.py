@@ -119,6 +119,16 @@ def test_the_best_translation_with_the_terms_is_that_of_an_exhaustive_search(
         assert score == pytest.approx(expected_score, abs=1e-4)
 
 
+@pytest.mark.parametrize("engine", ["required", "off"])
+def test_a_negative_end_token_forbids_no_term(translate, engine):
+    model, source = translate.model, translate.tokenizer(TEXTS[0], return_tensors="pt")
+    # as an index, -1 would be this token
+    search = {"required_tokens": [[[model.config.vocab_size - 1]]], "engine": engine}
+    expected = model.generate(**source, **search)
+    end_tokens = [model.config.eos_token_id, -1]
+    assert model.generate(**source, **search, eos_token_id=end_tokens).equal(expected)
+
+
 @pytest.mark.parametrize("search", [{}, {"num_beams": 1}, {"engine": "off"}, {"int8": True}])
 def test_translations_contain_the_terms(translate, search):
     for terms in ([["house"], TERMS, ["cat"], [], ["dogs", "sleep"]], [TERMS] * len(TEXTS)):

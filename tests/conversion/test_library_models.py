@@ -351,7 +351,13 @@ def test_a_peer_with_changed_code_is_refused(monkeypatch):
         model.model.decoder.layers[0].self_attn.scaling = 4.0
         return model
 
+    def renormed():
+        model = marian()
+        model.model.shared.max_norm = 100.0
+        return model
+
     for build, message in (
+        (renormed, "model.shared has max_norm"),
         (rescaled, "model.decoder.layers.0.self_attn has the scaling 4.0"),
         (causal, "model.encoder.layers.0.self_attn has is_causal True"),
         (

@@ -9,7 +9,7 @@ from library_models import KINDS, SENTENCES, make_bart, make_marian
 from transformers import LogitsProcessorList
 
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer import engine_vanilla_transformer as engine
+from vanilla_transformer import engine_checks_vanilla_transformer as engine_checks
 from vanilla_transformer.conversion import shared_weights
 from vanilla_transformer.conversion.shared_weights import SharedConversion
 
@@ -305,7 +305,7 @@ def test_a_pipeline_can_be_copied_after_a_translation(pair):
 
 
 def test_a_model_in_bf16_runs_its_own_modules_on_a_cpu_without_bf16(pair, searched, monkeypatch):
-    monkeypatch.setattr(engine, "has_bf16_instructions", lambda: False)
+    monkeypatch.setattr(engine_checks, "has_bf16_instructions", lambda: False)
     model, tokenizer, languages = pair
     half_model = copy.deepcopy(model).bfloat16()
     translate = TranslationPipeline(half_model, tokenizer, **languages)

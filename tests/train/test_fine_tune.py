@@ -21,7 +21,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
+from vanilla_transformer.engine_checks_vanilla_transformer import reason_against_engine
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.loading import load_run
 from vanilla_transformer.train.data.corpus import load_translations

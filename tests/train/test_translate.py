@@ -17,7 +17,7 @@ import train_toys
 import transformers
 
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer import engine_vanilla_transformer as engine
+from vanilla_transformer import engine_checks_vanilla_transformer as engine_checks
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.cli import main
 from vanilla_transformer.kernels_vanilla_transformer import Bf16Linear, Int8Linear, PackedLinear
@@ -87,7 +87,7 @@ def test_languages_that_are_not_those_of_the_run_are_refused(run, tmp_path, caps
     ],
 )
 def test_the_precision_is_a_flag(run, tmp_path, monkeypatch, flags, kind):
-    monkeypatch.setattr(engine, "has_bf16_instructions", lambda: True)
+    monkeypatch.setattr(engine_checks, "has_bf16_instructions", lambda: True)
     kinds = []
     begin = generation.begin_decoding
 

@@ -8,7 +8,7 @@ import torch
 import train_toys
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
+from vanilla_transformer.engine_checks_vanilla_transformer import reason_against_engine
 from vanilla_transformer.train.data.batches import IGNORED
 from vanilla_transformer.train.devices import cpu_kernels, fused_loss
 from vanilla_transformer.train.devices.cpu_kernels import (

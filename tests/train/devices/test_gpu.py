@@ -9,7 +9,7 @@ import train_toys
 from peer_models import marian
 from torch.profiler import ProfilerActivity, profile
 
-from vanilla_transformer import engine_vanilla_transformer as engine
+from vanilla_transformer import engine_checks_vanilla_transformer as engine_checks
 from vanilla_transformer.conversion.shared_weights import SharedConversion
 from vanilla_transformer.loading import load
 from vanilla_transformer.train import loop
@@ -171,7 +171,7 @@ def test_recorded_steps_find_what_a_cpu_finds(models, search):
     expected = on_cpu.generate(**inputs, **search, engine="off")
     moved = {name: tensor.to("cuda") for name, tensor in inputs.items()}
     assert on_gpu.generate(**moved, **search).tolist() == expected.tolist()
-    assert engine.engine_for(on_gpu)[1] is None
+    assert engine_checks.engine_for(on_gpu)[1] is None
 
 
 def test_threads_record_and_replay_at_the_same_time(models):
