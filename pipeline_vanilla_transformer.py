@@ -240,6 +240,8 @@ class TranslationPipeline(Pipeline):
         output_settings = {**self._postprocess_params, **output_settings}
         if split_sentences and output_settings.get("return_tensors"):
             raise ValueError("return_tensors must be false with split_sentences, got true.")
+        if split_sentences and output_settings.get("return_text") is False:
+            raise ValueError("return_text must be true with split_sentences, got false.")
         for name in ("target_prefix", "required_terms"):
             if split_sentences and target_settings[name]:
                 raise ValueError(

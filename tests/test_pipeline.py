@@ -518,6 +518,7 @@ def test_scores_of_sentences_are_added(translate):
         ({"split_sentences": 3}, "split_sentences must be the language of the texts in two letter"),
         ({"num_return_sequences": 2}, "num_return_sequences must be 1 with split_sentences"),
         ({"return_tensors": True}, "return_tensors must be false with split_sentences"),
+        ({"return_text": False}, "return_text must be true with split_sentences"),
     ],
 )
 def test_settings_that_splitting_does_not_allow_are_refused(translate, settings, message):
