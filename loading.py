@@ -140,13 +140,13 @@ LIBRARY_SETTINGS = (
     "token",
     "torch_dtype",
 )
-# advice about models that no kind of `convert` reads, by patterns of their file names
 NOT_CONVERTED = (
     "cannot be converted: use its own toolkit, or train a model of this package on its "
     "translations."
 )
 SOCKEYE = f" A model of Sockeye {NOT_CONVERTED}"
 TENSORFLOW = f" A model of TensorFlow (OpenNMT-tf, tensor2tensor) {NOT_CONVERTED}"
+# advice about models that no kind of `convert` reads, by patterns of their file names
 FOREIGN_FILES = {
     "*.npz": (
         " Convert a model of Marian (.npz) with `python -m "

@@ -24,6 +24,16 @@ def randomized(model):
     return model.eval()
 
 
+def assert_logits_equal(model, expected):
+    """Compare the logits of a converted model with those that the peer's own code computed."""
+    with torch.no_grad():
+        logits = model(
+            input_ids=torch.tensor(expected["source"]),
+            decoder_input_ids=torch.tensor(expected["target"]),
+        ).logits
+    torch.testing.assert_close(logits, torch.tensor(expected["logits"]), rtol=1e-4, atol=1e-4)
+
+
 def marian(**fields):
     sizes = {
         "vocab_size": 23,

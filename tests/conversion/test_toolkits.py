@@ -65,13 +65,7 @@ def loaded(folder):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_logits_equal_the_peers(name, converted):
     model, _ = loaded(converted / name)
-    expected = peer(name)
-    with torch.no_grad():
-        logits = model(
-            input_ids=torch.tensor(expected["source"]),
-            decoder_input_ids=torch.tensor(expected["target"]),
-        ).logits
-    torch.testing.assert_close(logits, torch.tensor(expected["logits"]), rtol=1e-4, atol=1e-4)
+    peer_models.assert_logits_equal(model, peer(name))
 
 
 @pytest.mark.parametrize("name", ["fairseq-post", "fairseq-pre"])
