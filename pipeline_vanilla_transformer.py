@@ -10,6 +10,7 @@ import logging
 import math
 import operator
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -1071,38 +1072,100 @@ def _groups_of_texts(
     return groups
 
 
+def join_translations(parts: Sequence[str], translations: Iterable[str]) -> list[str]:
+    """Replace the sentences of a text by their translations.
+
+    Args:
+        parts: Parts of the text: sentences with the white space around them, or only white space.
+        translations: Translation of each sentence.
+
+    Returns:
+        The parts with the translations, and the white space of the text. Where the source has no
+        space because its script writes none between sentences, as that of Chinese, and the
+        translations are in another script, a space is added.
+    """
+    next_translations = iter(translations)
+    translated_parts: list[str] = []
+    part_before = translated_before = ""
+    for part in parts:
+        sentence = part.strip()
+        # the first occurrence is the sentence itself, because only white space is before it
+        translated = (
+            part.replace(sentence, next(next_translations).strip(), 1) if sentence else part
+        )
+        if (
+            _is_joined(part_before, part)
+            and _is_joined(translated_before, translated)
+            and _is_unspaced(part_before[-1] + part[0])
+            and not _is_unspaced(translated_before[-1] + translated[0])
+        ):
+            translated = f" {translated}"
+        translated_parts.append(translated)
+        part_before, translated_before = part, translated or translated_before
+    return translated_parts
+
+
+def _is_joined(before: str, after: str) -> bool:
+    """Return whether no white space is between two texts, so that one word can span both."""
+    return bool(before[-1:].strip() and after[:1].strip())
+
+
+def _is_unspaced(characters: str) -> bool:
+    """Return whether a character is of a script without spaces between sentences."""
+    # these scripts and their punctuation are wide; Hangul is wide too, but is written with spaces
+    return any(
+        unicodedata.east_asian_width(character) in "WF"
+        and not unicodedata.name(character, "").startswith("HANGUL")
+        for character in characters
+    )
+
+
 def _join_sentences(
     parts: list[str],
     sentence_results: Iterator[list[dict[str, Any]]],
     output_settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Replace the sentences of a text by their translations; join scores and alignments."""
-    results, texts = [], []
-    alignment: list[tuple[int, int]] = []
-    num_source_words = num_target_words = 0
-    for part in parts:
-        if not part.strip():
-            texts.append(part)
-            continue
-        (result,) = next(sentence_results)
-        results.append(result)
-        start = len(part) - len(part.lstrip())
-        end = len(part.rstrip())
-        translation = result["translation_text"].strip()
-        texts.append(part[:start] + translation + part[end:])
-        for source, target in result.get("alignment", ()):
-            alignment.append((num_source_words + source, num_target_words + target))
-        num_source_words += len(part.split())
-        num_target_words += len(translation.split())
-    joined: dict[str, Any] = {"translation_text": "".join(texts)}
+    num_sentences = sum(bool(part.strip()) for part in parts)
+    results = [result for (result,) in islice(sentence_results, num_sentences)]
+    translated_parts = join_translations(parts, [it["translation_text"] for it in results])
+    joined: dict[str, Any] = {"translation_text": "".join(translated_parts)}
     if output_settings.get("return_alignment"):
-        joined["alignment"] = alignment
+        joined["alignment"] = _join_alignments(
+            parts, translated_parts, [result["alignment"] for result in results]
+        )
     if output_settings.get("return_scores"):
         joined["log_probability"] = math.fsum(result["log_probability"] for result in results)
         score_sum = math.fsum(result["score"] for result in results)
         joined["score"] = score_sum / max(1, len(results))
         joined["sentences"] = results
     return joined
+
+
+def _join_alignments(
+    parts: list[str], translated_parts: list[str], alignments: list[list[tuple[int, int]]]
+) -> list[tuple[int, int]]:
+    """Return the alignment of a text, from the word pairs of each of its sentences."""
+    first_words = zip(parts, _first_words(parts), _first_words(translated_parts), strict=True)
+    offsets = [(source, target) for part, source, target in first_words if part.strip()]
+    word_pairs = (
+        (source_offset + source, target_offset + target)
+        for (source_offset, target_offset), pairs in zip(offsets, alignments, strict=True)
+        for source, target in pairs
+    )
+    # sentences without a space between them can have the same pair
+    return list(dict.fromkeys(word_pairs))
+
+
+def _first_words(parts: list[str]) -> list[int]:
+    """Return the index of the first word of each part in the whole text; spaces separate words."""
+    first_words: list[int] = []
+    num_words, part_before = 0, ""
+    for part in parts:
+        first_words.append(num_words - _is_joined(part_before, part))
+        num_words = first_words[-1] + len(part.split())
+        part_before = part or part_before
+    return first_words
 
 
 def languages_of(task: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ import logging
 import traceback
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -21,6 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from ..console import shown
+from ..pipeline_vanilla_transformer import join_translations
 from .bounded_requests import BoundedRequests
 from .models import Model, language_name
 from .translation_queue import Job, TranslationQueue
@@ -285,19 +287,12 @@ def _join_translations(
     Returns:
         Translations of the text, best first, without duplicates.
     """
-    texts = [""] * (1 + num_alternatives)
-    for part in parts:
-        sentence = part.strip()
-        if sentence:
-            translations = next(sentence_translations)
-            space_before, _, space_after = part.partition(sentence)
-        else:
-            translations = [""] * len(texts)
-            space_before, space_after = part, ""
-        texts = [
-            text + space_before + translation + space_after
-            for text, translation in zip(texts, translations, strict=True)
-        ]
+    num_sentences = sum(bool(part.strip()) for part in parts)
+    translations = list(islice(sentence_translations, num_sentences))
+    texts = [
+        "".join(join_translations(parts, [ranked[rank] for ranked in translations]))
+        for rank in range(1 + num_alternatives)
+    ]
     return list(dict.fromkeys(texts))
 
 

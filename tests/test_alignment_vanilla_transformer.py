@@ -241,6 +241,15 @@ def test_results_of_all_kinds_have_alignments(translate):
     assert translate.align(texts[:5], given[:5], alignment_heads=heads) == pairs[:5]
 
 
+def test_sentences_without_a_space_between_them_share_a_word(translate):
+    text = "the cat!The dogs sleep. A house"
+    (found,) = translate([text], return_alignment=True, split_sentences="en")
+    sources, targets = map(set, zip(*found["alignment"], strict=True))
+    assert len(text.split()) == 6
+    assert sources <= set(range(6))
+    assert targets == set(range(len(found["translation_text"].split())))
+
+
 def test_the_attention_function_of_the_model_is_restored(translate):
     before = translate.model.config._attn_implementation
     translate.align(TEXTS, TEXTS)

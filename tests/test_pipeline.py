@@ -35,7 +35,7 @@ from vanilla_transformer import pipeline_vanilla_transformer as pipeline_module
 from vanilla_transformer.batches_vanilla_transformer import batches_by_length
 from vanilla_transformer.changes_vanilla_transformer import evaluating
 from vanilla_transformer.kernels_vanilla_transformer import Int8Linear, PackedLinear
-from vanilla_transformer.pipeline_vanilla_transformer import TEXTS_PER_WINDOW
+from vanilla_transformer.pipeline_vanilla_transformer import TEXTS_PER_WINDOW, join_translations
 
 
 @pytest.fixture(scope="module")
@@ -493,6 +493,33 @@ def test_sentences_of_a_text_are_translated_alone_and_keep_the_space_between_the
     ]
     assert translate(LONG, split_sentences=True) == [found[1]]
     assert list(translate((text for text in [LONG]), split_sentences=True)) == [[found[1]]]
+
+
+@pytest.mark.parametrize(
+    ("parts", "translations", "expected"),
+    [
+        (["你好。", "我来了。 ", "再见"], ["Hello.", "I am here.", "Bye"], "Hello. I am here. Bye"),
+        (["你好。", "\n", "再见。"], ["Hello.", "Bye."], "Hello.\nBye."),
+        (["你好。", "啊。", "再见。"], ["Hello.", "", "Bye."], "Hello. Bye."),
+        (["“你好。”", "他走了。"], ["“Hello.”", "He left."], "“Hello.” He left."),
+        (["こんにちは。", "元気です。"], ["你好。", "我很好。"], "你好。我很好。"),
+        (["你好。", "再见。"], ["안녕하세요.", "안녕."], "안녕하세요. 안녕."),
+        # the text itself lacks the space, or the splitter is wrong
+        (["Use Node.", "JS now."], ["Nutze Node.", "JS jetzt."], "Nutze Node.JS jetzt."),
+        (["안녕.", "안녕."], ["Hi.", "Bye."], "Hi.Bye."),
+    ],
+)
+def test_sentences_of_a_script_without_spaces_get_a_space_in_another_script(
+    parts, translations, expected
+):
+    assert "".join(join_translations(parts, translations)) == expected
+
+
+def test_the_sentences_of_a_text_without_spaces_are_translated_with_spaces(
+    translate, model, tokenizer
+):
+    one, two = (alone(model, tokenizer, text)[0].strip() for text in ("你好。", "我来了。"))
+    assert texts_of(translate(["你好。我来了。"], split_sentences="zh")) == [f"{one} {two}"]
 
 
 def test_scores_of_sentences_are_added(translate):

@@ -33,6 +33,7 @@ import httpx  # noqa: E402
 from libretranslatepy import LibreTranslateAPI  # noqa: E402
 from transformers import StoppingCriteriaList  # noqa: E402
 
+from vanilla_transformer.serving.app import _join_translations  # noqa: E402
 from vanilla_transformer.serving.models import (  # noqa: E402
     MAX_SENTENCE_TOKENS,
     api_code,
@@ -244,6 +245,18 @@ def test_sentences_are_translated_alone_and_white_space_stays(server, pipeline):
         hold.unlink()
         assert server.translate(text)["translatedText"] == f"  {a}  {b}\r\n\n\t{c}\n{d}\n{e}"
         assert server.calls() == [5]
+
+
+def test_sentences_of_a_script_without_spaces_get_a_space():
+    parts, translations = (
+        ["你好。", "我来了。", "\n"],
+        [["Hello.", "Hi."], ["I came.", "I am here."]],
+    )
+    assert _join_translations(parts, iter(translations), 1) == [
+        "Hello. I came.\n",
+        "Hi. I am here.\n",
+    ]
+    assert _join_translations([" \n"], iter([]), 1) == [" \n"]
 
 
 def test_each_model_translates_its_own_languages(server, pipeline, library_folders):
