@@ -107,6 +107,9 @@ def bound_socket(host: str, port: int) -> socket.socket:
             listener.close()
             raise
         return listener
+    # Python raises UnicodeError for a name with an empty part, such as 127..0.1
+    except UnicodeError as error:
+        raise ValueError(f"host must be a host name or an IP address, got {host!r}.") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ValueError(

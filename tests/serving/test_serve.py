@@ -610,6 +610,7 @@ def test_a_port_in_use_is_refused_in_one_sentence(run_folder, capsys):
             "host and port must be an address of this machine",
         ),
         (["--host", "no such host"], "host and port must be an address of this machine"),
+        (["--host", "127..0.1"], "host must be a host name or an IP address, got '127..0.1'."),
         (["--max_characters", "0"], "max_characters must be above 0, got 0."),
         (["--max_waiting", "-1"], "max_waiting must be above 0, got -1."),
         (["--timeout", "nan"], "timeout must be above 0, got nan."),
