@@ -146,6 +146,9 @@ def _location_in_custom_code(error: BaseException) -> str | None:
 
 def _unexpected_sentence(error: BaseException) -> str:
     name = type(error).__name__
+    # several modules, such as re and zlib, call their exception just "error"
+    if name == "error":
+        name = f"{type(error).__module__}.error"
     sentence = _with_notes(error, f"{name}: {error}" if str(error) else name)
     # the message of a syntax error names the file
     if _location_in_custom_code(error) is not None or isinstance(error, SyntaxError):
@@ -259,11 +262,12 @@ def refuse_home_sign(path: str | Path, name: str):
         )
 
 
-def require_empty_folder(path: str | Path) -> Path:
+def require_empty_folder(path: str | Path, name: str = "OUT") -> Path:
     """Check that a path is a new or an empty folder, so that no file is overwritten.
 
     Args:
         path: Path of the folder.
+        name: Name of the argument, for the error.
 
     Returns:
         The path.
@@ -271,9 +275,9 @@ def require_empty_folder(path: str | Path) -> Path:
     Raises:
         ValueError: If the path is a file, or a folder with files.
     """
-    folder = require_nonempty_path(path, "OUT")
+    folder = require_nonempty_path(path, name)
     if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
-        raise ValueError(f"OUT must be a new or an empty folder, got {folder}.")
+        raise ValueError(f"{name} must be a new or an empty folder, got {folder}.")
     return folder
 
 

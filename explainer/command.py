@@ -4,6 +4,7 @@ import argparse
 import errno
 import logging
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,7 +54,9 @@ def run(argv: list[str], prog: str = "vanilla-transformer explain"):
     flags = parse_flags(_parser(prog), argv)
     if not 0 < flags.port < 65536:
         raise ValueError(f"port must be from 1 to 65535, got {flags.port}.")
-    folder = None if flags.output_dir is None else require_empty_folder(flags.output_dir)
+    folder = (
+        None if flags.output_dir is None else require_empty_folder(flags.output_dir, "output_dir")
+    )
     if not (PAGE / "index.html").is_file():
         raise ValueError(
             "The page is not built. Build it with `make explainer`, which needs Node.js."
@@ -130,7 +133,7 @@ def open_server(folder: Path, port: int) -> Iterator[ThreadingHTTPServer]:
     """
     handler = partial(_Handler, directory=str(folder))
     try:
-        server = ThreadingHTTPServer((HOST, port), handler)
+        server = _Server((HOST, port), handler)
     except OSError as error:
         reason = (
             "is already in use"
@@ -142,10 +145,21 @@ def open_server(folder: Path, port: int) -> Iterator[ThreadingHTTPServer]:
         yield server
 
 
+class _Server(ThreadingHTTPServer):
+    """HTTP server that prints no traceback if a browser closes a connection."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # a browser closes its connections if the visitor reloads or leaves the page
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class _Handler(SimpleHTTPRequestHandler):
     """HTTP handler for the files of one folder; every operating system gets `CONTENT_TYPES`."""
 
     extensions_map = CONTENT_TYPES
+    # the base class sets no path for a request that is not HTTP, such as one of https://
+    path = ""
 
     def end_headers(self):
         # the name of a built file changes with its content, so browsers may keep the file;

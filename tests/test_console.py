@@ -2,6 +2,7 @@ import gc
 import io
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def failing(error):
         (TypeError("no rule"), "error: unexpected TypeError: no rule. This is a bug in "),
         (AttributeError("x" * 10_000), "error: unexpected AttributeError: xxx"),
         (RecursionError(), "error: unexpected RecursionError. This is"),
+        (zlib.error("bad data"), "error: unexpected zlib.error: bad data. This is"),
         (type("PanicException", (BaseException,), {})("rust"), "error: unexpected PanicException"),
     ],
 )

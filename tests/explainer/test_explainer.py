@@ -4,6 +4,8 @@ import contextlib
 import json
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -286,7 +288,7 @@ def test_bad_input_of_the_command_ends_in_one_sentence(
     full = str(built)
     for arguments, sentence in (
         (["--port", "0"], "port must be from 1 to 65535, got 0."),
-        (["--output_dir", full], "OUT must be a new or an empty folder, got "),
+        (["--output_dir", full], "output_dir must be a new or an empty folder, got "),
         (["--output_dir", "new"], "model must be a trained model, got none in runs/demo"),
         (["--output_dir", "new", "--model", "nothing/here"], "run must be a run folder"),
     ):
@@ -347,6 +349,31 @@ def test_the_server_listens_on_this_machine_and_serves_only_its_folder(address, 
             command.open_server(built, server.server_port),
         ):
             pass
+
+
+def test_a_request_that_is_not_http_gets_an_error_and_no_traceback(address, capsys):
+    port = int(address.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as client:
+        client.sendall(b"\x16\x03\x01 a browser asks for https\r\n")
+        assert b"Error code: 400" in client.makefile("rb").read()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_browser_that_closes_its_connection_leaves_no_traceback(address, built, capsys):
+    # more than the buffers of both sockets hold
+    (built / "assets" / "weights.bin").write_bytes(bytes(32 << 20))
+    port = int(address.rpartition(":")[2])
+    before = set(threading.enumerate())
+    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as client:
+        client.sendall(b"GET /assets/weights.bin HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert client.recv(8) == b"HTTP/1.0"
+        handling = set(threading.enumerate()) - before
+        assert len(handling) == 1
+        # close at once, without waiting for the rest of the data
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    for thread in handling:
+        thread.join(SECONDS)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_packages_of_the_page_have_exact_versions_and_digests():
