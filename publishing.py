@@ -46,6 +46,8 @@ RUN_FILES = (
     "hypotheses",
     "pictures",
 )
+# folders of a run that are not published, although trackers make links in theirs
+UNPUBLISHED_FOLDERS = {"checkpoints", "trackers"}
 # a new push replaces all weight files and modules of the previous one, however many there were
 REPLACED_FILES = ["model*.safetensors", "model.safetensors.index.json", "*_vanilla_transformer.py"]
 
@@ -152,6 +154,8 @@ def _refuse_foreign_links(run: Path):
     if real_folder.parent.name == "snapshots":
         allowed_folders.append(real_folder.parents[1] / "blobs")
     for parent, folders, files in os.walk(run):
+        if Path(parent) == run:
+            folders[:] = sorted(set(folders) - UNPUBLISHED_FOLDERS)
         for name in (*folders, *files):
             path = Path(parent, name)
             if path.is_symlink() and not any(map(path.resolve().is_relative_to, allowed_folders)):

@@ -404,6 +404,23 @@ def test_the_target_of_a_link_is_not_published(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_links_in_the_folder_of_a_tracker_do_not_prevent_publication(toy, tmp_path):
+    run, secret = tmp_path / "run", tmp_path / "secret"
+    for part in toy:
+        part.save_pretrained(run)
+    secret.write_text("mine")
+    logs, other = run / "trackers/wandb/run-1/logs", run / "hypotheses/trackers"
+    logs.mkdir(parents=True)
+    # W&B makes a link to a log in the home folder
+    (logs / "debug-core.log").symlink_to(secret)
+    export_for_hub(run, tmp_path / "out")
+    assert not (tmp_path / "out/trackers").exists()
+    other.mkdir(parents=True)
+    (other / "log").symlink_to(secret)
+    with pytest.raises(ValueError, match=r"log is a link to .*secret, outside of"):
+        export_for_hub(run, tmp_path / "again")
+
+
 def test_a_model_in_the_cache_of_the_hub_is_published_though_its_files_are_links(run, tmp_path):
     snapshot, blobs = tmp_path / "models--a--b/snapshots/1234", tmp_path / "models--a--b/blobs"
     snapshot.mkdir(parents=True)
