@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
     Returns:
-        The parser; flags that it does not know are training settings.
+        The parser of the flags after the parts; flags that it does not know are training settings.
     """
     parts = "\n".join(
         f"  {name:12} {part.title}" + ("" if part.is_default else " (only if named)")
@@ -69,20 +70,16 @@ def parser() -> argparse.ArgumentParser:
     )
     flags_parser = argparse.ArgumentParser(
         prog="python -m vanilla_transformer.benchmarks",
+        usage="%(prog)s [PART ...] [FLAG ...]",
         description="Measure this package and other toolkits on the same work, side by side.",
-        epilog=f"parts:\n{parts}\n\nBenchmarks of a trained model, each with --help: "
+        epilog=f"parts (default: all but scaling and device):\n{parts}\n\n"
+        "Benchmarks of a trained model, each with --help: "
         "python -m vanilla_transformer.benchmarks.natural, .identical, .exports, .serve and "
         ".marian_trainer.\n\n"
         "All other flags are training settings: --dataset, --name, "
         "--source_lang, --target_lang, --vocab_size, --precision, --compile, --seed ...",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-    )
-    flags_parser.add_argument(
-        "parts",
-        nargs="*",
-        metavar="PART",
-        help="parts to run (default: all but scaling and device)",
     )
     flags_parser.add_argument(
         "--recipe",
@@ -224,12 +221,14 @@ def run(argv: list[str]) -> None:
     Raises:
         ValueError: If there is no such part, or a flag has an invalid value.
     """
-    flags, training_arguments = parser().parse_known_args(argv)
+    # the parts come first, because argparse would take the value of a training setting for a part
+    part_names = list(takewhile(lambda argument: not argument.startswith("-"), argv))
+    flags, training_arguments = parser().parse_known_args(argv[len(part_names) :])
     flags.settings = training_arguments
     flags.config, _ = parse_arguments(
         [flags.recipe, *training_arguments], "vanilla_transformer.benchmarks"
     )
-    for name in flags.parts:
+    for name in part_names:
         if name not in PARTS:
             suggestion = closest_name(name, list(PARTS))
             raise ValueError(f"{name!r} is not a part.{suggestion} They are {', '.join(PARTS)}.")
@@ -242,7 +241,7 @@ def run(argv: list[str]) -> None:
     if not flags.millions > 0:
         raise ValueError(f"millions must be above 0, got {flags.millions}.")
     open_device(flags)
-    part_names = flags.parts or [name for name, part in PARTS.items() if part.is_default]
+    part_names = part_names or [name for name, part in PARTS.items() if part.is_default]
 
     def sections() -> Iterator["Section"]:
         # hide the log lines about dropped pairs, because the tables contain these counts

@@ -89,6 +89,8 @@ class Search:
         if name.startswith(CTRANSLATE2):
             self.engine = load_ctranslate2(model, tokenizer, name, self.device)
             self.tokens = self.engine_tokens(model, tokenizer)
+            # built here, because it takes milliseconds, and calls are timed
+            self.ids_of_tokens = {token: index for index, token in enumerate(self.tokens)}
         else:
             self.model = model.to(self.device, self.dtype)
         # all hypotheses have the same length, so an alpha of 0 makes our search equal to the others
@@ -129,8 +131,9 @@ class Search:
                 max_decoding_length=steps,
                 length_penalty=0,
             )
-            ids_of_tokens = {token: index for index, token in enumerate(self.tokens)}
-            return [[ids_of_tokens[token] for token in result.hypotheses[0]] for result in results]
+            return [
+                [self.ids_of_tokens[token] for token in result.hypotheses[0]] for result in results
+            ]
         padded = self.tokenizer.pad({"input_ids": sentences}, return_tensors="pt")
         model = self.model
         if self.conversion is not None:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,11 +24,11 @@ from vanilla_transformer.benchmarks import (
     startup,
     timing,
     training,
+    translation,
     work,
 )
 from vanilla_transformer.benchmarks.__main__ import main, parser
 from vanilla_transformer.benchmarks.peers import MARIAN, OURS
-from vanilla_transformer.benchmarks.translation import equality
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.recipe import parse_arguments
@@ -190,11 +191,33 @@ def test_an_unknown_part_or_size_is_refused(flags, capsys):
     assert "Did you mean" in capsys.readouterr().err
 
 
+def test_the_value_of_a_training_setting_is_no_part(flags, capsys):
+    assert main([*flags, "--name", "training", "--rounds", "0"]) == 1
+    assert "rounds must be at least 1, got 0." in capsys.readouterr().err
+    assert main([*flags, "training"]) == 1
+    assert "'training' is one argument too many: the recipe" in capsys.readouterr().err
+
+
+def test_a_timed_call_does_not_read_the_whole_vocabulary():
+    class Tokens(list):
+        def __iter__(self):
+            pytest.fail("it reads every token")
+
+    search = object.__new__(translation.Search)
+    search.name = f"{translation.CTRANSLATE2}float32"
+    search.tokens, search.ids_of_tokens = Tokens(["a", "b", "c"]), {"a": 0, "b": 1, "c": 2}
+    search.engine = SimpleNamespace(
+        translate_batch=lambda texts, **_: [SimpleNamespace(hypotheses=[text]) for text in texts]
+    )
+    sentences = [[2, 0], [1]]
+    assert search(translation.Piece(sentences, 2, 4)) == sentences
+
+
 def test_different_translations_end_the_measurement():
     found = {OURS: [[1, 2, 3], [4]], MARIAN: [[1, 2, 5], [4]]}
-    assert equality(found, MARIAN, must_be_same=False) == {OURS: "75%", MARIAN: "100%"}
+    assert translation.equality(found, MARIAN, must_be_same=False) == {OURS: "75%", MARIAN: "100%"}
     with pytest.raises(ValueError, match="must be those of transformers Marian, got 75% equal"):
-        equality(found, MARIAN, must_be_same=True)
+        translation.equality(found, MARIAN, must_be_same=True)
 
 
 def test_peers_that_are_not_asked_for_take_no_memory(flags, monkeypatch):
