@@ -6,7 +6,6 @@ A state is the vector of a token after a layer. Shapes: P tokens, Q test tokens,
 import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,12 +16,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..console import add_trust_flag
 from ..drawing import new_figure, write_message
-from ..records import read_text
 from . import order_task
 from .order_task import COPYING, WHO_CHASES_WHOM
 from .positional_encoding import word_embeddings
 from .study import Section, join_names
-from .trained import DEMO_RUN, load_trained
+from .trained import DEMO_RUN, load_trained, saved_translations
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -205,20 +203,12 @@ def probe_run(
         ValueError: If the run has no model, or fewer translations than sentences.
     """
     model, tokenizer = load_trained(run, trust_remote_code)
-    text_files = [
-        Path(run) / "hypotheses" / f"test.{side}.txt" for side in ("source", "translation")
-    ]
-    if not all(file.is_file() for file in text_files):
+    pairs = saved_translations(run)
+    if not pairs:
         raise ValueError(
             f"models must be runs with translations of the test split, got none in {run}: "
             "`vanilla-transformer evaluate` writes them."
         )
-    sources, translations = (read_text(file).split("\n")[:-1] for file in text_files)
-    pairs = [
-        (source, translation)
-        for source, translation in zip(sources, translations, strict=True)
-        if source.strip() and translation.strip()
-    ]
     if len(pairs) < num_sentences:
         raise ValueError(
             f"num_sentences must be at most {len(pairs)}, the translations in {run}, "

@@ -201,7 +201,7 @@ class ScoredRun(NamedTuple):
         signature: sacreBLEU's signature of the BLEU score.
         compound_bleu: BLEU with split compounds, as in the paper; None if unknown.
         flops: FLOPs of the training; None if the size of the vocabulary is unknown.
-        is_papers: Whether corpus and split are those of Table 2.
+        is_comparable: Whether corpus and split are those of Table 2.
     """
 
     name: str

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..console import add_trust_flag
 from ..loading import load_run
+from ..records import read_text
 
 DEMO_RUN = "runs/demo"
 # the folder to which `make model` writes its trained model, with weights in float16
@@ -78,3 +79,24 @@ def load_trained(
         )
     model, tokenizer = load_run(run, trust_remote_code)
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+def saved_translations(run: str) -> list[tuple[str, str]]:
+    """Read the translations of the test split that `evaluate` saved in a run folder.
+
+    Args:
+        run: Run folder.
+
+    Returns:
+        Sentences with their translations, without empty ones; none if `evaluate` has saved none.
+
+    Raises:
+        ValueError: If a file cannot be read.
+    """
+    folder = Path(run) / "hypotheses"
+    files = [folder / f"test.{side}.txt" for side in ("source", "translation")]
+    if not all(file.is_file() for file in files):
+        return []
+    sources, translations = (read_text(file).split("\n")[:-1] for file in files)
+    pairs = zip(sources, translations, strict=True)
+    return [pair for pair in pairs if all(text.strip() for text in pair)]

@@ -5,14 +5,12 @@ Shapes as in the model: N layers, h heads, S source tokens, T target tokens, Q q
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...attention_maps import AttentionWeights, attention_weights
-from ...records import read_text
 from ..study import Section
-from ..trained import add_model_flag, load_trained
+from ..trained import add_model_flag, load_trained, saved_translations
 from .alignment import alignment_section
 from .head_tasks import statistics_section
 from .inside_head import steps_section
@@ -106,15 +104,5 @@ def _test_weights(
     """Return the weights for the translations that `evaluate` saved; [] if it has saved none."""
     if num_sentences < 1:
         raise ValueError(f"num_sentences must be at least 1, got {num_sentences}.")
-    text_files = [
-        Path(run) / "hypotheses" / f"test.{side}.txt" for side in ("source", "translation")
-    ]
-    if not all(file.is_file() for file in text_files):
-        return []
-    sources, translations = (read_text(file).split("\n")[:-1] for file in text_files)
-    pairs = [
-        (source, translation)
-        for source, translation in zip(sources, translations, strict=True)
-        if source.strip() and translation.strip()
-    ]
-    return [attention_weights(model, tokenizer, *pair) for pair in pairs[:num_sentences]]
+    pairs = saved_translations(run)[:num_sentences]
+    return [attention_weights(model, tokenizer, *pair) for pair in pairs]
