@@ -4,10 +4,12 @@ import contextlib
 import json
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -307,6 +309,25 @@ def test_bad_input_of_the_command_ends_in_one_sentence(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert main(["explain", "--model", str(run_folder), "--output_dir", "new"]) == 1
     assert "pip install onnx onnxscript onnxruntime." in capsys.readouterr().err
+
+
+def test_a_command_that_sigterm_ends_leaves_no_temporary_files(built, tmp_path, monkeypatch):
+    def write_site(_, folder, *__):
+        (folder / "model.onnx").touch()
+        signal.raise_signal(signal.SIGTERM)
+        raise ValueError("the signal was ignored")
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(command, "write_site", write_site)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert main(["explain", "--port", str(port)]) == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.fixture
