@@ -150,7 +150,9 @@ def word_section(weights: AttentionWeights, layer: int | None) -> Section:
     draw_lines(axes, words, "encoder", layer_index, range(len(head_weights)), query)
     colors = head_colors(len(head_weights))
     drawn_word = words.source[query]
-    axes.set_title(f"“{drawn_word}”, layer {layer_index + 1}: one color per head", fontsize=10)
+    title = f"“{drawn_word}”, layer {layer_index + 1}: one color per head"
+    # a dollar sign in the word must not start a formula
+    axes.set_title(title, fontsize=10, parse_math=False)
     # the drawn lines are transparent, so the legend gets its opaque colours from empty lines
     for head in range(len(head_weights)):
         axes.plot([], [], color=colors[head], label=f"head {head + 1}")

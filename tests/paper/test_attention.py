@@ -1,6 +1,7 @@
 """Sections 3.2 and 4: attention weights of the model, alignments and statistics of heads."""
 
 import argparse
+import io
 import json
 import math
 
@@ -29,6 +30,7 @@ from vanilla_transformer.paper.attention import add_flags, sections
 from vanilla_transformer.paper.attention.alignment import align, count_aligned_to_themselves
 from vanilla_transformer.paper.attention.head_tasks import KEY_KINDS, head_statistics
 from vanilla_transformer.paper.attention.inside_head import inside_head
+from vanilla_transformer.paper.attention.one_sentence import word_section
 from vanilla_transformer.paper.attention.pictures import draw_grid, draw_matrix
 
 
@@ -302,6 +304,12 @@ def test_a_grid_has_a_row_for_each_layer_and_a_column_for_each_head(model, token
     figure = draw_grid(weights, "cross")
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert titles == [f"layer {i}, head {j}" for i in (1, 2, 3) for j in (1, 2)]
+
+
+def test_the_dollar_signs_of_a_word_are_no_formula():
+    section = word_section(planted(source="A$$AP c </s>"), None)
+    assert "“A$$AP”" in section.finding
+    section.figure.savefig(io.BytesIO())
 
 
 @pytest.fixture
