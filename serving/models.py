@@ -236,17 +236,22 @@ def api_code(code: str) -> str:
     """Return the code of a language in the API: ISO 639, with a script if it is not the usual one.
 
     Args:
-        code: Code of a tokenizer, such as "de", "de_DE" (mBART), "deu_Latn" or "zho_Hant" (NLLB).
+        code: Code of a tokenizer or a user, such as "de", "de_DE" (mBART), "zho_Hant" (NLLB) or
+            "zh-TW".
 
     Returns:
         Code of the API, such as "de" or "zh-Hant".
     """
     language, *subtags = re.split("[_-]", code)
     language = get_global("language_aliases").get(language, language)
-    usual_subtags = get_global("likely_subtags").get(language, "").split("_")
+    usual_subtags, implied_subtags = (
+        get_global("likely_subtags").get("_".join(parts), "").split("_")
+        # a region can imply a script, as in zh-TW
+        for parts in ([language], [language, *subtags])
+    )
     scripts = [
         subtag
-        for subtag in subtags
+        for subtag in dict.fromkeys((*subtags, *implied_subtags))
         if len(subtag) == SCRIPT_LETTERS and subtag not in usual_subtags
     ]
     return "-".join((language, *scripts))

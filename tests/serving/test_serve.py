@@ -695,6 +695,8 @@ def test_a_multilingual_model_offers_its_languages_by_their_short_codes(library_
         ("en_XX", "en", "English"),
         ("zho_Hans", "zh", "Chinese"),
         ("zho_Hant", "zh-Hant", "Chinese (Traditional)"),
+        ("zh-TW", "zh-Hant", "Chinese (Traditional)"),
+        ("zh_CN", "zh", "Chinese"),
         ("ROMANCE", "ROMANCE", "ROMANCE"),
     ],
 )
