@@ -598,12 +598,13 @@ def test_a_run_is_evaluated_with_the_revision_it_was_trained_on(run, tmp_path, m
         raise Asked(*place[1:], revision, streaming)
 
     recipe = read_recipe(run)
-    save_config(dataclasses.replace(recipe, revision="v1.0"), tmp_path / "recipe.yaml")
+    named_recipe = dataclasses.replace(recipe, name="de-en", revision="v1.0")
+    save_config(named_recipe, tmp_path / "recipe.yaml")
     monkeypatch.setattr(task, "load_translations", asked)
     for named in ({}, {"dataset": recipe.dataset}):
         with pytest.raises(Asked) as own:
             evaluate(str(tmp_path), **named)
-        assert own.value.args == (None, "en", "de", "v1.0", False)
+        assert own.value.args == ("de-en", "en", "de", "v1.0", False)
     # an evaluation needs whole splits: with streaming, only the training split is not whole
     save_config(dataclasses.replace(recipe, streaming=True), tmp_path / "recipe.yaml")
     for split, is_streamed in (("train", False), ("test", True)):
