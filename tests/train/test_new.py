@@ -203,6 +203,16 @@ def test_a_recipe_for_a_time_has_the_steps_that_were_measured(minutes, folder, m
     assert "a step took 0.5 seconds" in Path("mine.yaml").read_text()
 
 
+def test_a_run_in_the_current_folder_is_measured_beside_it(folder, monkeypatch):
+    def opened(config, *others):
+        raise ValueError(config.output_dir)
+
+    monkeypatch.setattr(measuring, "open_run", opened)
+    path = re.escape(str(folder.with_name(f".{folder.name}.measured.unfinished")))
+    with pytest.raises(ValueError, match=f"^{path}$"):
+        measuring.measure_costs(load_config("demo", {"output_dir": "."}))
+
+
 @pytest.mark.parametrize("is_fast", [False, True])
 def test_a_recipe_has_bf16_where_the_machine_has_instructions_for_it(is_fast, folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
