@@ -306,11 +306,15 @@ def _open_accelerator(config: TrainConfig) -> Accelerator:
     if not accelerator.is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
-    # an impossible model is refused now, because preparing the data may take hours
-    model_config = config.model_config(config.vocab_size)
-    refuse_too_large(config, model_config, accelerator.device, accelerator.num_processes)
-    if config.tokenizer is None:
-        refuse_small_vocabulary(config.vocab_size)
+
+    def refuse_impossible_model():
+        model_config = config.model_config(config.vocab_size)
+        refuse_too_large(config, model_config, accelerator.device, accelerator.num_processes)
+        if config.tokenizer is None:
+            refuse_small_vocabulary(config.vocab_size)
+
+    # refused now, because preparing the data may take hours
+    distribution.in_all_processes(refuse_impossible_model)
     # the run is started on each machine, so the commands may differ
     settings = dataclasses.asdict(config).items()
     distribution.refuse_disagreement(

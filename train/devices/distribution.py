@@ -105,7 +105,7 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         _refuse_layout(f"{requested_text} on {accelerator.device.type}")
     if layout == DistributedType.DEEPSPEED:
         _check_deepspeed(accelerator, config)
-    _refuse_precision(config.precision, accelerator.device)
+    in_all_processes(lambda: _refuse_precision(config.precision, accelerator.device))
     _warn_of_other_precision(config.precision, accelerator)
     if (
         config.precision == "bf16"

@@ -418,9 +418,15 @@ def test_all_launch_files_are_tested():
 
 
 @pytest.mark.parametrize(
-    # before the processes meet, when one prepares for all, and after that
+    # before the processes meet, when they have met, when one prepares for all, and after that
     "wrong",
-    [{"label_smoothing": 2.0}, {"dataset": "not/there"}, {"tokens_per_step": 5}],
+    [
+        {"label_smoothing": 2.0},
+        {"precision": "fp16"},
+        {"vocab_size": 9},
+        {"dataset": "not/there"},
+        {"tokens_per_step": 5},
+    ],
 )
 def test_an_error_of_all_processes_is_printed_once(corpus, tmp_path, wrong):
     settings = train_toys.toy_settings(corpus, tmp_path / "run", **wrong)
