@@ -187,6 +187,20 @@ def test_files_of_unequal_length_are_refused(folder, capsys):
     assert not captured.out
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("command", ["score", "align"])
+def test_the_pairs_before_a_long_line_are_read(command, side, folder, capsys, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer.train.translate.MAX_LINE_TOKENS", 60)
+    path = folder / f"{side}.txt"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:3], "a house " * 40, lines[4], ""]))
+    files = ["--source", str(folder / "source.txt"), "--target", str(folder / "target.txt")]
+    assert main([command, str(folder / "model"), *files]) == 1
+    out, said = capsys.readouterr()
+    assert out.count("\n") == 3
+    assert f"{path} line 4 must have at most 60 tokens, got " in said
+
+
 def test_translations_of_unequal_number_are_refused(translate):
     with pytest.raises(ValueError, match="translations must be as many as inputs, got 1 and 5"):
         translate.score(TEXTS, TEXTS[:1])

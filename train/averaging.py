@@ -358,7 +358,7 @@ def _find_example_sentence(
 ) -> str | None:
     try:
         splits = load_main_corpus(config)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         logger.warning("No picture of attention is drawn: %s", error)
         return None
     split = "validation" if "validation" in splits else "train"

@@ -17,7 +17,15 @@ from ..loading import load
 from ..pipeline_vanilla_transformer import TranslationPipeline
 from .config import TrainConfig
 from .data.corpus import is_available_offline
-from .data.leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find_leaks
+from .data.leaks import (
+    PAIR,
+    SENTENCE,
+    LeakFinder,
+    count_leaks,
+    describe_leaks,
+    find_leaks,
+    hash_inputs,
+)
 from .data.prepare import STREAMED_TEXT_REASON, load_texts
 from .data.tables import Columns
 from .devices.distribution import (
@@ -37,7 +45,7 @@ from .evaluation.results import (
 from .evaluation.task import Evaluation, Request, load_sentences, resolve_request
 from .recipe import parse_yaml_value
 from .run_folder.environment import read_environment
-from .run_folder.files import SCORES_FILE, describe_average
+from .run_folder.files import SCORES_FILE, describe_average, read_scores
 from .run_folder.model_card import COMPOUND_BLEU, METRICS, format_intervals
 from .scoring import (
     COMET_MODEL,
@@ -208,7 +216,7 @@ def _compute_scores(
     if intervals is not None:
         scores["intervals"] = intervals
     if task.recipe is not None:
-        scores["leaks"] = _count_leaks_in_training(task, task.recipe, sources, references)
+        scores["leaks"] = _leaks_in_training(task, task.recipe, sources, references)
     if comet is not None:
         scores["comet"] = comet_score(sources, translations, references[0], comet)
         # `comet-score` reads a single reference for each sentence
@@ -219,28 +227,41 @@ def _compute_scores(
     return scores
 
 
-def _count_leaks_in_training(
+def _leaks_in_training(
     task: Evaluation, recipe: TrainConfig, sources: list[str], references: list[list[str]]
 ) -> dict[str, Any] | str:
-    """Count the sentences that are in the training text, or return why they cannot be counted."""
+    """Count the sentences that are in the training text, or return why they cannot be counted.
+
+    Counts that an earlier evaluation has saved are returned without reading the training text.
+    """
     if recipe.streaming:
         return STREAMED_TEXT_REASON
     training_languages = recipe.source_lang, recipe.target_lang
     test_languages = task.source_lang, task.target_lang
     if {*test_languages} != {*training_languages}:
         return f"the training text is in {' and '.join(training_languages)}"
-    corpora = [recipe.dataset, *(corpus["dataset"] for corpus in recipe.mix)]
-    if not all(is_available_offline(dataset, *training_languages) for dataset in corpora):
-        return "the training text is not on this machine"
+    finder = LeakFinder(sources, list(chain(*references)), test_languages)
+    inputs_sha256 = None
     try:
+        training_sha256 = next(iter(read_environment(Path(task.run))), {}).get("text_sha256")
+        # with `drop_leaks`, the counts also depend on the evaluation splits that training has read
+        if training_sha256 is not None and not recipe.drop_leaks:
+            inputs_sha256 = hash_inputs(training_sha256, finder)
+            for score in read_scores(task.folder).values():
+                saved_leaks: Any = score.get("leaks")
+                if isinstance(saved_leaks, dict) and (
+                    saved_leaks.get("inputs_sha256") == inputs_sha256
+                ):
+                    return saved_leaks
+        corpora = [recipe.dataset, *(corpus["dataset"] for corpus in recipe.mix)]
+        if not all(is_available_offline(dataset, *training_languages) for dataset in corpora):
+            return "the training text is not on this machine"
         texts = load_texts(recipe)
-        first_environment = next(iter(read_environment(Path(task.run))), {})
-        if first_environment.get("text_sha256") not in (None, ", ".join(texts.hashes)):
+        if training_sha256 not in (None, ", ".join(texts.hashes)):
             return "the training text has changed since the training"
         if task.data_name_parts == [task.split] and task.split in texts.evaluation_texts:
             hits = texts.leak_hits_of(task.split)
         else:
-            finder = LeakFinder(sources, list(chain(*references)), test_languages)
             hits = find_leaks(texts.train, texts.hashes, finder)
         if recipe.drop_leaks:
             # the run dropped these pairs, so it was not trained on them
@@ -249,7 +270,8 @@ def _count_leaks_in_training(
         logger.warning("The training text cannot be read: %s", error)
         return "the training text cannot be read"
     # sentences are counted from 1, like the lines of the saved sources
-    return {**count_leaks(hits), "sentences": (np.unique(hits[:, SENTENCE]) + 1).tolist()}
+    leaks = {**count_leaks(hits), "sentences": (np.unique(hits[:, SENTENCE]) + 1).tolist()}
+    return leaks if inputs_sha256 is None else {**leaks, "inputs_sha256": inputs_sha256}
 
 
 def score_table(scores: Mapping[str, Any]) -> str:

@@ -174,26 +174,34 @@ def _run_steps(run: Run, requests: StopRequests) -> tuple[int, int] | None:
                 is_single_process and requests.pending() is not None
             )
             is_stopped = is_stop_requested and not is_last
-            is_save_step = step % config.save_every_steps == 0 or is_last
-            is_save_due = run.state.is_save_postponed or is_save_step
-            if is_save_due or is_stopped:
-                _read_results(run)
-                # if the last steps were skipped, the weights may be bad already, and saving them
-                # would remove a good checkpoint. So the save waits for a step that is not skipped
-                run.state.is_save_postponed = is_save_due and run.state.skipped_in_a_row > 0
-                is_regular_save = is_save_due and not run.state.is_save_postponed
-                if is_regular_save and config.best_metric is not None:
-                    _compare_with_best(run, step, config.best_metric)
-                if is_stopped or not run.state.is_save_postponed:
-                    save_step(run, step, is_stop=not is_regular_save)
-                if is_last or (is_regular_save and run.is_patience_over):
-                    _log_reason_of_end(run, step)
-                    if run.state.is_save_postponed:
-                        _warn_of_skipped_end(run, step)
-                    return None
+            if _save_if_due(run, step, is_last, is_stopped):
+                return None
             if is_stopped:
                 return step, requests.signal_number or signal.SIGTERM
     return None
+
+
+def _save_if_due(run: Run, step: int, is_last: bool, is_stopped: bool) -> bool:
+    """Save a checkpoint if one is due or the run is stopped; return whether the run is finished."""
+    is_save_step = step % run.config.save_every_steps == 0 or is_last
+    is_save_due = run.state.is_save_postponed or is_save_step
+    if not (is_save_due or is_stopped):
+        return False
+    _read_results(run)
+    # if the last steps were skipped, the weights may be bad already, and saving them would remove a
+    # good checkpoint. So the save waits for a step that is not skipped
+    run.state.is_save_postponed = is_save_due and run.state.skipped_in_a_row > 0
+    is_regular_save = is_save_due and not run.state.is_save_postponed
+    if is_regular_save and run.config.best_metric is not None:
+        _compare_with_best(run, step, run.config.best_metric)
+    if is_regular_save or is_stopped:
+        save_step(run, step, is_stop=not is_regular_save)
+    is_finished = is_last or (is_regular_save and run.is_patience_over)
+    if is_finished:
+        _log_reason_of_end(run, step)
+        if run.state.is_save_postponed:
+            _warn_of_skipped_end(run, step)
+    return is_finished
 
 
 def _reasons_to_end(run: Run, requests: StopRequests, step: int) -> tuple[bool, bool, int]:

@@ -104,8 +104,10 @@ def measure_costs(config: TrainConfig) -> Costs:
         MemoryError: If a step does not fit into memory.
     """
     is_main = os.environ.get("RANK", "0") == "0"
+    # resolve the path first, because "." has no name
+    own_folder = config.folder.resolve()
     # the name is not random, because all processes must use the same path
-    folder = config.folder.with_name(f".{config.folder.name}.measured.unfinished")
+    folder = own_folder.with_name(f".{own_folder.name}.measured.unfinished")
     tokenizer_folder = config.folder / "tokenizer"
     changed_settings: dict[str, Any] = {
         "output_dir": str(folder),

@@ -318,14 +318,16 @@ def try_model(model: PreTrainedModel) -> bool:
     name, vocab_size = type(model).__name__, model.config.vocab_size
     if model.config._attn_implementation.startswith("flash"):
         return False
-    ids = torch.tensor([[3, 4, 5], [5, 4, model.config.pad_token_id]])
-    is_padding = ids == model.config.pad_token_id
+    pad = model.config.pad_token_id
+    first, second, third = [token for token in range(3, 7) if token != pad][:3]
+    ids = torch.tensor([[first, second, third], [third, second, pad]])
+    is_padding = ids == pad
     inputs = {"input_ids": ids, "attention_mask": (~is_padding).long()}
     labels = ids.masked_fill(is_padding, IGNORED)
     batch = {**inputs, "decoder_input_ids": ids, "use_cache": False}
     if "labels" in _forward_arguments(type(model)):
         batch["labels"] = labels
-    search = {"num_beams": 2, "max_new_tokens": 3, "pad_token_id": model.config.pad_token_id}
+    search = {"num_beams": 2, "max_new_tokens": 3, "pad_token_id": pad}
     if isinstance(model, SearchMixin):
         search["engine"] = "off"
     outputs = []

@@ -215,7 +215,6 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
     arguments, corpus_settings = parse_settings(
         parser, argv, "model", (*CORPUS_SETTINGS, MAX_MINUTES), REQUIRED_SETTINGS
     )
-    minutes = corpus_settings.pop(MAX_MINUTES, None)
     path = _new_recipe_path(arguments.model)
     missing_flags = [f"--{name}" for name in REQUIRED_SETTINGS if name not in corpus_settings]
     if missing_flags:
@@ -224,6 +223,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
             "its languages."
         )
     config = TrainConfig(**corpus_settings)
+    corpus_settings.pop(MAX_MINUTES, None)
     texts = load_texts(config)
     counts = count_pairs(texts)
     if texts.validation is None:
@@ -237,7 +237,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
         # training also leaves out the pairs that share a sentence with the held-out pairs
         texts = load_texts(dataclasses.replace(config, validation_pairs=num_held_out))
         counts = count_pairs(texts)
-    yaml_text = recipe_for(path, corpus_settings, counts, minutes)
+    yaml_text = recipe_for(path, corpus_settings, counts, config.max_minutes)
     try:
         with atomic_file(path) as file:
             file.write(yaml_text.encode())

@@ -206,7 +206,8 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
     Args:
         recipe: Name of a recipe of the package, or path of a .yaml file.
         overrides: Settings that replace those of the recipe; the fields of `model` are merged with
-            the recipe's. If they set `dataset`, the recipe's `name` and `columns` do not apply.
+            the recipe's. If they set `dataset`, the recipe's `name`, `revision` and `columns` do
+            not apply.
 
     Returns:
         The settings.
@@ -224,8 +225,8 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
         }
         overrides = {**overrides, "model": merged_fields}
     if "dataset" in overrides:
-        # `name` and `columns` belong to one dataset, so those of the recipe do not apply
-        overrides = {"name": None, "columns": None, **overrides}
+        # these settings belong to one dataset, so those of the recipe do not apply
+        overrides = {"name": None, "revision": None, "columns": None, **overrides}
     config = config_of({**recipe_settings, **overrides})
     if config.output_dir is None:
         config.output_dir = str(Path("runs") / Path(recipe).stem)

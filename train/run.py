@@ -35,11 +35,11 @@ from .progress import Progress, open_trackers, refuse_trackers
 from .recipe import RECIPE_FILE, config_of, save_config
 from .resuming import STEP_SETTINGS, describe_changes, refuse_late_cooldown, refuse_other_run
 from .run_folder import checkpoint as checkpointing
-from .run_folder.environment import write_environment
+from .run_folder.environment import ENVIRONMENT_FILE, write_environment
 from .run_folder.files import lock_run_folder, read_recipe
 from .run_folder.run_state import RunState
 from .schedule import learning_rate_of, make_scheduler
-from .scoring import refuse_bleu_tokenizer
+from .scoring import refuse_bleu_tokenizer, score_translations
 from .step import REPLICATED, StepResult
 from .vocabulary import prepare_tokenizer, refuse_files_of_no_run
 
@@ -236,7 +236,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
             accelerator.scaler.load_state_dict(saved_states["scaler"])
         if moving_average is not None:
             moving_average.load(distribution.shard_tensors(model, saved_states["moving_average"]))
-    _drop_outdated(state, config)
+    _drop_outdated(state, config, old_config)
     folder = config.folder
     learning_rate = learning_rate_of(config, model.config.d_model, state.cooldown)
     run = Run(
@@ -279,12 +279,17 @@ def metric_of(config: TrainConfig) -> str:
     return f"{config.best_metric} of {config.validation_sample} pairs"
 
 
-def _drop_outdated(state: RunState, config: TrainConfig):
+def _drop_outdated(state: RunState, config: TrainConfig, old_config: TrainConfig | None):
     """Remove the best checkpoint and the cooldown of a saved state if the settings have changed."""
     best, cooldown = state.best_checkpoint, state.cooldown
-    # scores of different metrics cannot be compared, so another metric begins without a best one
-    if best is not None and not (config.best_metric and best["metric"] == metric_of(config)):
-        state.best_checkpoint = None
+    if best is not None and old_config is not None:
+        is_same_metric = config.best_metric is not None and best["metric"] == metric_of(config)
+        if config.best_metric == "bleu":
+            is_same_metric &= config.bleu_tokenizer == old_config.bleu_tokenizer
+        # scores of different metrics cannot be compared, so another metric begins without a best
+        # one
+        if not is_same_metric:
+            state.best_checkpoint = None
     # with other `max_minutes` the cooldown begins at another step
     if cooldown is not None and cooldown["max_minutes"] != config.max_minutes:
         state.cooldown = None
@@ -294,15 +299,22 @@ def _open_accelerator(config: TrainConfig) -> Accelerator:
     """Check the settings as far as possible without data, and join the other processes."""
     refuse_trackers(config.report_to)
     refuse_bleu_tokenizer(config.bleu_tokenizer)
+    if config.validation_sample is not None:
+        # a tokenizer without its packages would fail at the first evaluation, after many steps
+        score_translations(["a"], ["a"], config.bleu_tokenizer)
     accelerator = distribution.open_accelerator(config)
     if not accelerator.is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
-    # an impossible model is refused now, because preparing the data may take hours
-    model_config = config.model_config(config.vocab_size)
-    refuse_too_large(config, model_config, accelerator.device, accelerator.num_processes)
-    if config.tokenizer is None:
-        refuse_small_vocabulary(config.vocab_size)
+
+    def refuse_impossible_model():
+        model_config = config.model_config(config.vocab_size)
+        refuse_too_large(config, model_config, accelerator.device, accelerator.num_processes)
+        if config.tokenizer is None:
+            refuse_small_vocabulary(config.vocab_size)
+
+    # refused now, because preparing the data may take hours
+    distribution.in_all_processes(refuse_impossible_model)
     # the run is started on each machine, so the commands may differ
     settings = dataclasses.asdict(config).items()
     distribution.refuse_disagreement(
@@ -485,6 +497,9 @@ def _record_start(
     if changes and not run.was_finished_at_start:
         facts["changed"] = changes
         logger.warning("From step %d on: %s.", first_step, changes)
+    if checkpoint is None:
+        # an earlier start that saved no checkpoint has no effect, and may have had other text
+        (run.folder / ENVIRONMENT_FILE).unlink(missing_ok=True)
     write_environment(run.folder, facts)
     # the recipe of a finished run keeps the settings with which its steps were made
     if old_config is not None and run.was_finished_at_start:

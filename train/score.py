@@ -113,13 +113,13 @@ def load_with_pairs(
         progress_text: Text of the progress bar.
 
     Returns:
-        Pipeline, and an iterator over lists of sources and targets. If a line is not UTF-8 or is
-        too long for the model, the iterator yields the lines before it, and then raises a
-        ValueError that names the line.
+        Pipeline, and an iterator over lists of sources and targets. If a line is too long for the
+        model, the iterator yields the pairs before it, and then raises a ValueError that names the
+        line.
 
     Raises:
-        ValueError: If a file cannot be read, the files differ in their number of lines, or the
-            model cannot be loaded.
+        ValueError: If a file cannot be read, a line is not UTF-8, the files differ in their number
+            of lines, or the model cannot be loaded.
     """
     files = [settings.pop(side) for side in ("source", "target")]
     readers = [_reader(path) for path in files]
@@ -148,8 +148,10 @@ def _read_pairs(
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
     with tqdm(total=num_lines, desc=progress_text, unit=" lines", disable=is_hidden) as bar:
         for sources, targets in windows:
-            yield sources, targets
-            bar.update(len(sources))
+            # the lines of one file end before a line that is too long, which is then refused
+            num_pairs = min(len(sources), len(targets))
+            yield sources[:num_pairs], targets[:num_pairs]
+            bar.update(num_pairs)
 
 
 def _reader(path: Path) -> Reader:

@@ -497,6 +497,8 @@ def _make_task(command: str, flags: dict[str, Any]) -> Task:
     for name in sampling_flags:
         if not search[name] > 0:
             raise ValueError(f"{name} must be above 0, got {search[name]}.")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}.")
     if is_sampled:
         search |= {"do_sample": True, "num_beams": 1}
     if max_length is None:

@@ -12,7 +12,7 @@ import train_toys
 
 from vanilla_transformer.cli import main
 from vanilla_transformer.loading import load_run
-from vanilla_transformer.train import loop
+from vanilla_transformer.train import averaging, loop
 from vanilla_transformer.train import step as loop_step
 from vanilla_transformer.train.averaging import MovingAverage, average_run, average_weights
 from vanilla_transformer.train.evaluate import evaluate
@@ -308,6 +308,15 @@ def test_an_average_is_made_and_described_where_the_text_is_gone(corpus, tmp_pat
     assert "No picture of attention is drawn: dataset" in caplog.text
     # the one there was is of other weights
     assert not picture.exists()
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_picture(monkeypatch, caplog):
+    def unwritable(config):
+        raise OSError("the cache of datasets must be a folder that can be written")
+
+    monkeypatch.setattr(averaging, "load_main_corpus", unwritable)
+    assert averaging._find_example_sentence(load_config("demo"), None, None) is None
+    assert "No picture of attention is drawn: the cache of datasets must be" in caplog.text
 
 
 def test_a_picture_is_drawn_of_a_sentence_that_the_model_can_read(corpus, tmp_path):

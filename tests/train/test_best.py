@@ -16,9 +16,10 @@ from vanilla_transformer.cli import main
 from vanilla_transformer.loading import load
 from vanilla_transformer.train import loop
 from vanilla_transformer.train.averaging import average_run, average_weights
+from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.data.prepare import load_texts
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.run import Run
+from vanilla_transformer.train.run import Run, _drop_outdated, metric_of
 from vanilla_transformer.train.run_folder.checkpoint import (
     EMA_FILE,
     checkpoints,
@@ -27,6 +28,7 @@ from vanilla_transformer.train.run_folder.checkpoint import (
     read_weights,
 )
 from vanilla_transformer.train.run_folder.files import read_average, read_metrics, read_recipe
+from vanilla_transformer.train.run_folder.run_state import RunState
 from vanilla_transformer.train.schedule import learning_rate
 from vanilla_transformer.train.scoring import score_translations
 
@@ -255,6 +257,24 @@ def test_a_finished_run_says_what_continues_it(corpus, tmp_path, caplog, setting
     assert "label_smoothing 0.2" not in (tmp_path / "environment.txt").read_text()
     assert "label_smoothing 0.2" not in caplog.text
     assert read_recipe(tmp_path).label_smoothing == 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_kept"),
+    [
+        ({}, True),
+        ({"patience": 3}, True),
+        ({"bleu_tokenizer": "intl"}, False),
+        ({"validation_sample": 9}, False),
+        ({"best_metric": None}, False),
+    ],
+)
+def test_a_best_score_counts_only_with_the_same_metric(changes, is_kept):
+    config = TrainConfig(dataset="my/texts", best_metric="bleu", validation_sample=5)
+    best = {"metric": metric_of(config), "step": 1, "score": 2.0, "later": 0}
+    state = RunState(best_checkpoint=best)
+    _drop_outdated(state, dataclasses.replace(config, **changes), config)
+    assert state.best_checkpoint == (best if is_kept else None)
 
 
 def test_two_processes_cool_down_together(corpus, tmp_path):

@@ -388,6 +388,9 @@ def test_another_dataset_of_a_recipe_has_no_configuration_either(tmp_path):
         recipe.write_text("dataset: my/texts\n" + text)
         assert load_config(str(recipe)).name == name
         assert load_config(str(recipe), {"name": "b"}).name == "b"
+    recipe.write_text("dataset: my/texts\nrevision: v1\n")
+    assert load_config(str(recipe)).revision == "v1"
+    assert load_config(str(recipe), {"dataset": "my/others"}).revision is None
     recipe.write_text("warmup_steps: 10\n")
     assert load_config(str(recipe)).name == "de-en"
     assert TrainConfig(dataset="my/texts").name is None

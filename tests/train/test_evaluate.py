@@ -29,7 +29,7 @@ from vanilla_transformer.train import validation
 from vanilla_transformer.train.data.leaks import describe_leaks
 from vanilla_transformer.train.evaluate import evaluate, main, score_table
 from vanilla_transformer.train.evaluation import task
-from vanilla_transformer.train.evaluation.results import save_translations
+from vanilla_transformer.train.evaluation.results import _copy_slow_scores, save_translations
 from vanilla_transformer.train.evaluation.sets import read_files
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.recipe import save_config
@@ -578,6 +578,18 @@ def test_comet_is_saved_with_the_other_scores(run, monkeypatch, tmp_path, capsys
     assert scored == [(*texts, "Unbabel/another")]
 
 
+def test_slow_scores_of_other_translations_are_not_kept():
+    new = {"bleu_signature": "nrefs:1", "chrf": 2.0, "exact_match": 0.5}
+    slow = {"comet": 0.8125, "comet_signature": "any", "against": {"other": {}}}
+    same = dict(new)
+    _copy_slow_scores(same, {**new, **slow})
+    assert same == {**new, **slow}
+    # an evaluation of other translations has ended before its scores were saved
+    others = {**new, "chrf": 2.5}
+    _copy_slow_scores(others, {**new, **slow})
+    assert others == {**new, "chrf": 2.5}
+
+
 def test_a_run_is_evaluated_with_the_revision_it_was_trained_on(run, tmp_path, monkeypatch):
     class Asked(BaseException):
         pass
@@ -586,12 +598,13 @@ def test_a_run_is_evaluated_with_the_revision_it_was_trained_on(run, tmp_path, m
         raise Asked(*place[1:], revision, streaming)
 
     recipe = read_recipe(run)
-    save_config(dataclasses.replace(recipe, revision="v1.0"), tmp_path / "recipe.yaml")
+    named_recipe = dataclasses.replace(recipe, name="de-en", revision="v1.0")
+    save_config(named_recipe, tmp_path / "recipe.yaml")
     monkeypatch.setattr(task, "load_translations", asked)
     for named in ({}, {"dataset": recipe.dataset}):
         with pytest.raises(Asked) as own:
             evaluate(str(tmp_path), **named)
-        assert own.value.args == (None, "en", "de", "v1.0", False)
+        assert own.value.args == ("de-en", "en", "de", "v1.0", False)
     # an evaluation needs whole splits: with streaming, only the training split is not whole
     save_config(dataclasses.replace(recipe, streaming=True), tmp_path / "recipe.yaml")
     for split, is_streamed in (("train", False), ("test", True)):
@@ -941,10 +954,17 @@ def test_the_sentences_that_were_trained_on_are_counted(leaky, drop, tmp_path, m
     back = evaluate(folder, source=sides[1], reference=sides[:1], **turned)["leaks"]
     assert back["target_exact"] == found["source_exact"]
     assert back["source_exact"] == found["target_exact"]
+    # counts of the same sentences are kept, so that the training text need not be read again
+    copies = [shutil.copy(path, tmp_path) for path in sides]
+    shutil.rmtree(leaky)
+    again = evaluate(folder, source=copies[0], reference=copies[1:])["leaks"]
+    assert again == ("the training text is not on this machine" if drop else found)
+    others = evaluate(folder, source=copies[1], reference=copies[:1])["leaks"]
+    assert others == "the training text is not on this machine"
 
 
 def test_what_cannot_be_counted_says_why(run, leaky, tmp_path, monkeypatch):
-    own = Path(shutil.copytree(run, tmp_path / "own"))
+    own = Path(shutil.copytree(run, tmp_path / "own", ignore=shutil.ignore_patterns("scores.json")))
     recipe = read_recipe(own)
     source, target = write_lines(tmp_path, en=LINES[0], de=LINES[1])
     for changes, reason in (

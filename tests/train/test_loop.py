@@ -906,6 +906,32 @@ def test_a_score_that_cannot_be_counted_is_refused_before_the_training(corpus, t
     assert not (tmp_path / "run").exists()
 
 
+def test_a_bleu_tokenizer_without_its_package_is_refused_before_the_training(
+    corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
+    settings = {"bleu_tokenizer": "ja-mecab", "validation_sample": 2}
+    with pytest.raises(ValueError, match="bleu_tokenizer must have its packages installed"):
+        train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_start_that_saved_no_step_leaves_no_facts(corpus, tmp_path, monkeypatch):
+    def fail(run, step, batches):
+        raise ValueError("no step today")
+
+    config = train_toys.toy_config(corpus, tmp_path / "run", max_steps=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "make_step", fail)
+        with pytest.raises(ValueError, match="no step today"):
+            train(config)
+    # the settings of the text may change until a step is saved
+    assert train(dataclasses.replace(config, max_length=59))
+    (start,) = read_environment(tmp_path / "run")
+    assert start["first_step"] == "1"
+
+
 def test_runs_of_one_process_may_differ_in_precision(corpus, whole_run, tmp_path):
     train(train_toys.toy_config(corpus, tmp_path / "half", precision="bf16"))
     train(train_toys.toy_config(corpus, tmp_path / "run"))

@@ -471,6 +471,13 @@ def test_a_loss_that_is_not_the_cross_entropy_of_the_logits_is_noticed(model_cla
     assert model.training
 
 
+@pytest.mark.parametrize("pad", [3, 5])
+def test_a_class_is_tried_with_any_padding_token(pad):
+    model = Counting(train_toys.toy_model(pad_token_id=pad).config)
+    model.generation_config.decoder_start_token_id = model.generation_config.bos_token_id = 1
+    assert not try_model(model)
+
+
 def test_it_loads_from_the_hub_where_only_the_package_is_installed(run, tmp_path, forgotten):
     export_for_hub(run, tmp_path / "published", trust_remote_code=True)
     model, _ = load_run(run, trust_remote_code=True)

@@ -188,11 +188,12 @@ def test_a_time_limits_the_steps_and_keeps_their_shares_and_the_learning_rate():
     assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
 
 
-def test_a_recipe_for_a_time_has_the_steps_that_were_measured(folder, monkeypatch):
+@pytest.mark.parametrize("minutes", ["10", "1e1"])
+def test_a_recipe_for_a_time_has_the_steps_that_were_measured(minutes, folder, monkeypatch):
     costs = Costs(step=0.5, evaluation=2.0, checkpoint=1.0, tokens=1000, steps_per_epoch=9)
     measured = []
     monkeypatch.setattr(measuring, "measure_costs", lambda config: measured.append(config) or costs)
-    new(folder, "--max_minutes", "10")
+    new(folder, "--max_minutes", minutes)
     (config,) = measured
     assert (config.max_minutes, config.output_dir) == (10, "runs/mine")
     settings = yaml.safe_load(Path("mine.yaml").read_text())
@@ -200,6 +201,16 @@ def test_a_recipe_for_a_time_has_the_steps_that_were_measured(folder, monkeypatc
     assert settings["max_steps"] == int((0.95 * 600 - 12 * 2 - 30 * 1) / 0.5)
     assert settings["max_minutes"] == 10
     assert "a step took 0.5 seconds" in Path("mine.yaml").read_text()
+
+
+def test_a_run_in_the_current_folder_is_measured_beside_it(folder, monkeypatch):
+    def opened(config, *others):
+        raise ValueError(config.output_dir)
+
+    monkeypatch.setattr(measuring, "open_run", opened)
+    path = re.escape(str(folder.with_name(f".{folder.name}.measured.unfinished")))
+    with pytest.raises(ValueError, match=f"^{path}$"):
+        measuring.measure_costs(load_config("demo", {"output_dir": "."}))
 
 
 @pytest.mark.parametrize("is_fast", [False, True])

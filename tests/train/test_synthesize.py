@@ -337,6 +337,7 @@ def test_a_pipe_is_refused_because_it_cannot_be_read_again(run, tmp_path, capsys
         (["--temperature", "1"], "temperature must be given with sample"),
         (["--sample", "--num_beams", "4"], "num_beams must not be given with sample"),
         (["--sample", "--temperature", "0"], "temperature must be above 0, got 0.0"),
+        (["--sample", "--seed", "-1"], "seed must be at least 0, got -1"),
         (["--max_length", "0"], "max_length must be at least 1, got 0"),
         (["--target_lang", "en"], "target_lang must be de, as in the recipe of "),
     ],

@@ -14,6 +14,8 @@ that occur anywhere in the training text. Sentences are shorter than PaLM's exam
 n-grams here are shorter, and a single training sentence must contain them.
 """
 
+import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -303,6 +305,20 @@ def find_leaks(
         hits_by_corpus.append(corpus_hits)
         corpus_start += len(rows)
     return np.concatenate(hits_by_corpus)
+
+
+def hash_inputs(training_sha256: str, finder: LeakFinder) -> str:
+    """Hash everything that determines the hits of `find_leaks`, so that their counts can be saved.
+
+    Args:
+        training_sha256: Hashes of all corpora, from `text_hash`, as one text.
+        finder: Finder of the evaluation sentences.
+
+    Returns:
+        SHA-256 of the inputs and of the code of this module.
+    """
+    inputs = json.dumps([training_sha256, finder.texts, finder.languages])
+    return hashlib.sha256(Path(__file__).read_bytes() + inputs.encode()).hexdigest()
 
 
 def count_leaks(hits: np.ndarray) -> dict[str, int]:

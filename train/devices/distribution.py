@@ -105,7 +105,7 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         _refuse_layout(f"{requested_text} on {accelerator.device.type}")
     if layout == DistributedType.DEEPSPEED:
         _check_deepspeed(accelerator, config)
-    _refuse_precision(config.precision, accelerator.device)
+    in_all_processes(lambda: _refuse_precision(config.precision, accelerator.device))
     _warn_of_other_precision(config.precision, accelerator)
     if (
         config.precision == "bf16"
@@ -337,13 +337,16 @@ def num_usable_cores() -> int:
 
 def _warn_of_idle_cores(accelerator: Accelerator):
     threads, cores = torch.get_num_threads(), num_usable_cores()
-    if accelerator.device.type == "cpu" and threads * accelerator.num_processes < cores:
+    # processes on other machines use other cores
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
+    is_on_cpu = accelerator.is_main_process and accelerator.device.type == "cpu"
+    if is_on_cpu and threads * local_processes < cores:
         logger.warning(
             "Each process uses %d of %d cores. Set OMP_NUM_THREADS=%d before the command to use "
             "all cores.",
             threads,
             cores,
-            cores // accelerator.num_processes,
+            cores // local_processes,
         )
 
 

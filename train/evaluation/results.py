@@ -187,6 +187,9 @@ def save_scores(
 
 def _copy_slow_scores(scores: dict[str, Any], old_scores: Mapping[str, Any]) -> None:
     """Copy comparisons and COMET, which are slow, from earlier scores of the same translations."""
+    # an evaluation that was killed or has failed may have left new translations beside old scores
+    if any(old_scores.get(name) != scores[name] for name in ("chrf", "exact_match")):
+        return
     if "against" in old_scores and old_scores["bleu_signature"] == scores["bleu_signature"]:
         scores["against"] = {**old_scores["against"], **scores.get("against", {})}
     if "comet" in old_scores and "comet" not in scores:

@@ -135,9 +135,8 @@ def resolve_request(request: Request) -> Evaluation:
     streaming = False
     if test_set is None:
         split = split or "test"
-        if recipe is not None and dataset is None:
+        if recipe is not None and dataset in (None, recipe.dataset):
             dataset, name = recipe.dataset, name or recipe.name
-        if recipe is not None and dataset == recipe.dataset:
             revision = revision or recipe.revision
             # streaming stores no copy of the dataset and loads evaluation splits into memory; the
             # training split would stay a stream, which cannot be evaluated

@@ -418,9 +418,15 @@ def test_all_launch_files_are_tested():
 
 
 @pytest.mark.parametrize(
-    # before the processes meet, when one prepares for all, and after that
+    # before the processes meet, when they have met, when one prepares for all, and after that
     "wrong",
-    [{"label_smoothing": 2.0}, {"dataset": "not/there"}, {"tokens_per_step": 5}],
+    [
+        {"label_smoothing": 2.0},
+        {"precision": "fp16"},
+        {"vocab_size": 9},
+        {"dataset": "not/there"},
+        {"tokens_per_step": 5},
+    ],
 )
 def test_an_error_of_all_processes_is_printed_once(corpus, tmp_path, wrong):
     settings = train_toys.toy_settings(corpus, tmp_path / "run", **wrong)
@@ -629,14 +635,23 @@ def test_idle_tensor_cores_are_mentioned(
 
 
 @pytest.mark.parametrize(
-    ("usable", "said"),
-    [({5}, ""), ({2, 5}, "Each process uses 1 of 2 cores. Set OMP_NUM_THREADS=2 before")],
+    ("usable", "is_main", "said"),
+    [
+        ({5}, True, ""),
+        ({2, 5}, True, "Each process uses 1 of 2 cores. Set OMP_NUM_THREADS=2 before"),
+        # the main process says it for all
+        ({2, 5}, False, ""),
+    ],
 )
-def test_only_cores_that_the_process_may_use_are_idle(usable, said, monkeypatch, caplog):
+def test_only_cores_that_the_process_may_use_are_idle(usable, is_main, said, monkeypatch, caplog):
+    # another process runs on another machine
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: usable, raising=False)
-    accelerator = SimpleNamespace(device=torch.device("cpu"), num_processes=1)
+    accelerator = SimpleNamespace(
+        device=torch.device("cpu"), num_processes=2, is_main_process=is_main
+    )
     distribution._warn_of_idle_cores(accelerator)
     assert said in caplog.text
     assert bool(said) == bool(caplog.text)
