@@ -3,11 +3,11 @@
 import csv
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,13 +17,15 @@ from .text_files import MAX_LINE_BYTES, count_lines, lines_of, opened, read_line
 
 logger = logging.getLogger(__name__)
 
-# first line by which a CSV file names its separator, as Excel reads it
-SEPARATOR_LINE = re.compile(r"sep=([,;:|\t])")
+# first line by which a CSV file names its separator, as Excel reads it; some programs quote it
+SEPARATOR_LINE = re.compile(r'("?)sep=([,;:|\t])\1', re.IGNORECASE)
 # advice for a table with tabs and quotes
 READ_AS_CSV = (
     "give the file the suffix .csv, and add the line sep=TAB, with a tab instead of TAB, before "
     "the first line"
 )
+# cell of CSV whose quotes are text, because a space is before them
+SPACE_AND_QUOTES = re.compile(r' +".*"', re.DOTALL)
 # cell without a text in the tables of TED talks in many languages
 MISSING_TEXT = "__NULL__"
 # words in the names of the columns of the source and of the target, beside those of its language
@@ -67,6 +69,7 @@ def read_table(
         rows = _read_rows(file, path, is_csv, repair)
         first_line_number, first_row = next(rows, (1, []))
         indices = _find_named_columns(first_row, column_names(languages, columns))
+        advice = ""
         if indices is not None:
             _refuse_repeated_names(first_row, indices, path)
             second_row = next(rows, None)
@@ -75,21 +78,23 @@ def read_table(
         else:
             indices = _find_numbered_columns(first_row, is_csv, languages, columns, path)
             rows = chain([(first_line_number, first_row)], rows)
-        is_quoted = False
+            advice = _separator_advice(first_row, languages) if is_csv else ""
+        is_quoted: Callable[[str], Any] = SPACE_AND_QUOTES.fullmatch if is_csv else _is_quoted
+        is_warned = False
         for line_number, row in rows:
             if len(row) != len(first_row):
-                advice = _separator_advice(first_row, languages) if is_csv else ""
                 raise ValueError(
                     f"{path} line {line_number} must have {len(first_row)} columns, as line "
                     f"{first_line_number} has, got {len(row)}.{advice}"
                 )
-            if not (is_csv or is_quoted) and any(_is_quoted(row[index]) for index in indices):
-                is_quoted = True
+            if not is_warned and any(is_quoted(row[index]) for index in indices):
+                is_warned = True
                 logger.warning(
-                    "%s line %d has quotes as in CSV, which are read as text. To remove them, %s.",
+                    "%s line %d has quotes as in CSV, which are read as text. To read the text "
+                    "without quotes, %s.",
                     path,
                     line_number,
-                    READ_AS_CSV,
+                    "remove the spaces before the quotes" if is_csv else READ_AS_CSV,
                 )
             yield {
                 language: "" if row[index] == MISSING_TEXT else row[index]
@@ -166,7 +171,7 @@ def _csv_rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, list[str]
     )
     delimiter = ";" if ";" in first_line and "," not in first_line else ","
     if separator_line := SEPARATOR_LINE.fullmatch(first_line):
-        delimiter = separator_line[1]
+        delimiter = separator_line[2]
     reader = csv.reader(limit_row_size(), delimiter=delimiter, strict=True)
     line_number = num_empty_lines + 1
     try:

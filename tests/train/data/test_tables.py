@@ -181,6 +181,25 @@ def test_a_csv_file_can_name_its_separator(separator, streaming, tmp_path):
     assert read(tmp_path / "x.csv", streaming) == PAIRS
 
 
+@pytest.mark.parametrize("line", ['"sep=;"', "SEP=;"])
+def test_the_line_that_names_the_separator_may_be_quoted_or_in_capitals(line, tmp_path):
+    write(tmp_path / "x.csv", f"{line}\r\nen;de\r\na, b;c\r\n")
+    assert read(tmp_path / "x.csv") == [("a, b", "c")]
+
+
+def test_a_space_before_the_quotes_of_csv_makes_them_text_with_a_warning(tmp_path, caplog):
+    write(tmp_path / "x.csv", 'en, de\na "b",c "d"\n" a","b"\n')
+    assert read(tmp_path / "x.csv") == [('a "b"', 'c "d"'), (" a", "b")]
+    assert caplog.messages == []
+    write(tmp_path / "x.csv", 'en, de\n"a", "b"\n"c", "d"\n')
+    assert read(tmp_path / "x.csv") == [("a", ' "b"'), ("c", ' "d"')]
+    (warning,) = caplog.messages
+    assert warning.endswith(
+        "x.csv line 2 has quotes as in CSV, which are read as text. To read the text without "
+        "quotes, remove the spaces before the quotes."
+    )
+
+
 def test_empty_lines_before_a_table_do_not_hide_its_separator(tmp_path):
     for delimiter in (",", ";"):
         write(tmp_path / "x.csv", "\n\r\n" + as_csv(PAIRS, delimiter=delimiter))
