@@ -9,7 +9,6 @@ from transformers import (
     M2M100ForConditionalGeneration,
     MarianMTModel,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.utils import CONFIG_NAME
 
@@ -25,15 +24,14 @@ from ..loading import (
     read_config,
     read_tokenizer,
 )
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .fairseq import fairseq_tokenizer, from_fairseq
+from .fairseq import fairseq_with_tokenizer
 from .fsmt import from_fsmt
-from .joeynmt import from_joeynmt, joeynmt_search, joeynmt_tokenizer
+from .joeynmt import joeynmt_search, joeynmt_with_tokenizer
 from .m2m100 import from_m2m100
 from .marian import from_marian
-from .opennmt import from_opennmt, opennmt_tokenizer
+from .opennmt import opennmt_with_tokenizer
+from .weights import Converted
 
-Converted = tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase | None, str]
 # transformers class and conversion function of each `model_type`
 TRANSFORMERS_KINDS = {
     "marian": (MarianMTModel, from_marian),
@@ -78,15 +76,12 @@ def run(argv: list[str], prog: str) -> str:
         model, tokenizer, tokenizer_sentence = _from_library(arguments.kind, source)
     elif arguments.kind == "fairseq":
         languages = (arguments.source_lang, arguments.target_lang)
-        model = from_fairseq(source)
-        tokenizer, tokenizer_sentence = fairseq_tokenizer(source, *languages)
+        model, tokenizer, tokenizer_sentence = fairseq_with_tokenizer(source, *languages)
     elif arguments.kind == "joeynmt":
-        model = from_joeynmt(source)
-        tokenizer, tokenizer_sentence = joeynmt_tokenizer(source)
+        model, tokenizer, tokenizer_sentence = joeynmt_with_tokenizer(source)
         tokenizer_sentence += _replaced_line(joeynmt_search(source))
     else:
-        model = from_opennmt(source)
-        tokenizer, tokenizer_sentence = opennmt_tokenizer(source)
+        model, tokenizer, tokenizer_sentence = opennmt_with_tokenizer(source)
     if tokenizer is not None:
         check_tokenizer(model, tokenizer)
     with atomic_folder(folder) as unfinished:

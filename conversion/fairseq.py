@@ -21,6 +21,7 @@ from .toolkit_files import (
 )
 from .weights import (
     BART_RENAMES,
+    Converted,
     build_model,
     number_of_layers,
     rename_weights,
@@ -46,10 +47,16 @@ FOREIGN_SETTINGS = {
     "decoder_layers_to_keep": "layers left out",
 }
 # entries that are not parameters of the model: copies of weights that fairseq 0.12 stores for a
-# fused kernel of torch, version numbers, and helper buffers of sinusoidal positions
+# fused kernel of torch, version numbers, and buffers of sinusoidal positions
 UNUSED_ENTRIES = re.compile(
-    r"\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$|\.version$|\._float_tensor$"
+    r"\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$|\.version$"
+    r"|\.embed_positions\.(_float_tensor|weights)$"
 )
+# names of the norms that the first versions of fairseq only number
+NUMBERED_NORMS = {
+    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+}
 # names of the embeddings and of the output projection
 EMBEDDINGS_AND_OUTPUT = (
     "encoder.embed_tokens.weight",
@@ -74,8 +81,44 @@ def from_fairseq(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
         ValueError: If the model is outside this architecture; the message names the reason.
         OSError: If the file cannot be read.
     """
+    return _convert(read_checkpoint(checkpoint))
+
+
+def fairseq_with_tokenizer(
+    checkpoint: str | Path, source_lang: str | None = None, target_lang: str | None = None
+) -> Converted:
+    """Convert a checkpoint, and build a tokenizer from the dictionary and BPE codes next to it.
+
+    Args:
+        checkpoint: Checkpoint file of fairseq. The folder of the file may contain the dictionary as
+            `dict.LANG.txt`, and the BPE codes as `bpecodes` or `code`.
+        source_lang: Source language; by default, the one in the checkpoint's settings.
+        target_lang: Target language; by default, the one in the checkpoint's settings.
+
+    Returns:
+        The model of `from_fairseq`, the tokenizer or None, and one sentence about the tokenizer.
+        With BPE codes, the tokenizer is an `FSMTTokenizer`, which applies Moses, then BPE. Without
+        BPE codes, the tokenizer reads and writes tokens of the dictionary with spaces between them.
+        Without a dictionary, the tokenizer is None.
+
+    Raises:
+        ValueError: If the model is outside this architecture, the dictionaries of source and target
+            differ, the dictionary and the embedding differ in size, the file of BPE codes is
+            invalid, or Moses needs the languages and they are unknown.
+        OSError: If a file cannot be read.
+    """
     content = read_checkpoint(checkpoint)
-    settings, weights = _settings(content), content["model"]
+    model = _convert(content)
+    settings = _settings(content)
+    languages = [
+        source_lang or settings.get("source_lang"),
+        target_lang or settings.get("target_lang"),
+    ]
+    return model, *_tokenizer(Path(checkpoint).parent, languages, model.config.vocab_size)
+
+
+def _convert(content: dict[str, Any]) -> VanillaTransformerForConditionalGeneration:
+    settings, weights = _settings(content), _with_new_names(content["model"])
     arch = settings.get("arch", "fairseq's")
     if not all(f"{stack}.embed_tokens.weight" in weights for stack in ("encoder", "decoder")):
         raise ValueError(f"the model must have an encoder and a decoder, got arch {arch}.")
@@ -117,30 +160,9 @@ def from_fairseq(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
     return model
 
 
-def fairseq_tokenizer(
-    checkpoint: str | Path, source_lang: str | None = None, target_lang: str | None = None
+def _tokenizer(
+    folder: Path, languages: list[str | None], vocab_size: int
 ) -> tuple[PreTrainedTokenizerBase | None, str]:
-    """Build a tokenizer from the dictionary and the BPE codes next to a checkpoint.
-
-    Args:
-        checkpoint: Checkpoint file of fairseq. The folder of the file may contain the dictionary as
-            `dict.LANG.txt`, and the BPE codes as `bpecodes` or `code`.
-        source_lang: Source language; by default, the one in the checkpoint's settings.
-        target_lang: Target language; by default, the one in the checkpoint's settings.
-
-    Returns:
-        The tokenizer or None, and one sentence about the tokenizer. With BPE codes, the tokenizer
-        is an `FSMTTokenizer`, which applies Moses, then BPE. Without BPE codes, the tokenizer reads
-        and writes tokens of the dictionary with spaces between them. Without a dictionary, the
-        tokenizer is None.
-
-    Raises:
-        ValueError: If the dictionaries of source and target differ, the dictionary and the
-            embedding differ in size, the file of BPE codes is invalid, or Moses needs the languages
-            and they are unknown.
-        OSError: If a file cannot be read.
-    """
-    folder = Path(checkpoint).parent
     dictionary_files = sorted(folder.glob("dict.*.txt"))
     if not dictionary_files:
         return None, f"No tokenizer: {folder} has no dict.LANG.txt."
@@ -150,12 +172,10 @@ def fairseq_tokenizer(
             "source and target must share one dictionary (--joined-dictionary), got different ones "
             f"in {', '.join(path.name for path in dictionary_files)}."
         )
-    content = read_checkpoint(checkpoint)
-    embeddings = required_entry(content["model"], "encoder.embed_tokens.weight", WEIGHTS_ORIGIN)
-    if len(tokens) != len(embeddings):
+    if len(tokens) != vocab_size:
         num_special = len(SPECIAL_TOKENS)
         raise ValueError(
-            f"{dictionary_files[0]} must have {len(embeddings) - num_special} tokens, as the "
+            f"{dictionary_files[0]} must have {vocab_size - num_special} tokens, as the "
             f"embedding has beside the {num_special} special ones, got "
             f"{len(tokens) - num_special}."
         )
@@ -166,16 +186,12 @@ def fairseq_tokenizer(
             f"The tokenizer reads and writes tokens separated by spaces: {folder} has a dictionary "
             f"but no BPE codes ({' or '.join(CODES_FILES)})."
         )
-    settings = _settings(content)
-    source_lang = source_lang or settings.get("source_lang")
-    target_lang = target_lang or settings.get("target_lang")
-    if source_lang is None or target_lang is None:
+    if None in languages:
         raise ValueError(
             "source_lang and target_lang must be given, for the Moses tokenizer: the checkpoint "
             "does not have them."
         )
-    fsmt_tokenizer = _fsmt_tokenizer(tokens, codes_file, [source_lang, target_lang])
-    return fsmt_tokenizer, f"The tokenizer is that of {codes_file}."
+    return _fsmt_tokenizer(tokens, codes_file, languages), f"The tokenizer is that of {codes_file}."
 
 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:
@@ -194,6 +210,18 @@ def _settings(content: dict[str, Any]) -> dict[str, Any]:
     task_settings = settings_of(setting_groups.get("task")) or {}
     languages = {name: task_settings.get(name) for name in ("source_lang", "target_lang")}
     return languages | {name: value for name, value in settings.items() if value is not None}
+
+
+def _with_new_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the weights that had other names before fairseq 0.10, as fairseq does."""
+    new_weights = {}
+    for name, tensor in weights.items():
+        for number, norm in enumerate(NUMBERED_NORMS.get(name.split(".")[0], ())):
+            name = name.replace(f".layer_norms.{number}.", f".{norm}.")
+        if name == "decoder.embed_out":
+            name = "decoder.output_projection.weight"
+        new_weights[name] = tensor
+    return new_weights
 
 
 def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
@@ -300,7 +328,9 @@ def _read_dictionary(path: Path) -> list[str]:
     return tokens
 
 
-def _fsmt_tokenizer(tokens: list[str], codes_file: Path, languages: list[str]) -> FSMTTokenizer:
+def _fsmt_tokenizer(
+    tokens: list[str], codes_file: Path, languages: list[str | None]
+) -> FSMTTokenizer:
     """Return transformers' tokenizer for fairseq's models, which combines Moses and BPE."""
     # FSMTTokenizer marks the last piece of a word with </w>, fairseq marks all other pieces with @@
     fsmt_tokens = [

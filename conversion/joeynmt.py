@@ -31,7 +31,7 @@ from ..records import (
 )
 from ..tokenization.sentence_pieces import SPACE, read_sentence_pieces
 from .toolkit_files import add_end_token, read_checkpoint, read_lines, token_tokenizer
-from .weights import build_model, number_of_layers, rename_weights, required_entry
+from .weights import Converted, build_model, number_of_layers, rename_weights, required_entry
 
 # description of the weights in error messages
 WEIGHTS_ORIGIN = "the weights of JoeyNMT's Transformer"
@@ -240,25 +240,28 @@ def from_joeynmt(source: str | Path) -> VanillaTransformerForConditionalGenerati
     return model
 
 
-def joeynmt_tokenizer(source: str | Path) -> tuple[PreTrainedTokenizerBase | None, str]:
-    """Build a tokenizer from the vocabulary and the configuration next to a checkpoint.
+def joeynmt_with_tokenizer(source: str | Path) -> Converted:
+    """Convert a checkpoint, and build a tokenizer from vocabulary and configuration next to it.
 
     Args:
-        source: Checkpoint file of JoeyNMT, or a model folder.
+        source: Checkpoint file of JoeyNMT, or a model folder, as for `from_joeynmt`.
 
     Returns:
-        The tokenizer or None, and a text about the tokenizer. The tokenizer splits text into words,
-        characters or the pieces of a SentencePiece model. If JoeyNMT uses subword-nmt or Moses, the
-        tokenizer reads text that these programs have split, and the text says so. Without a
-        vocabulary, the tokenizer is None.
+        The model, the tokenizer or None, and a text about the tokenizer. The tokenizer splits text
+        into words, characters or the pieces of a SentencePiece model. If JoeyNMT uses subword-nmt
+        or Moses, the tokenizer reads text that these programs have split, and the text says so.
+        Without a vocabulary, the tokenizer is None.
 
     Raises:
-        ValueError: If the vocabularies of source and target differ, the vocabulary and the
-            embedding differ in size, or a file is invalid.
+        ValueError: If the model is outside this architecture, the vocabularies of source and target
+            differ, the vocabulary and the embedding differ in size, or a file is invalid.
         OSError: If a file cannot be read.
     """
-    checkpoint = _checkpoint_file(source)
-    folder = checkpoint.parent
+    model = from_joeynmt(source)
+    return model, *_tokenizer(_checkpoint_file(source).parent, model.config.vocab_size)
+
+
+def _tokenizer(folder: Path, vocab_size: int) -> tuple[PreTrainedTokenizerBase | None, str]:
     config = _read_config(folder)
     settings, target_settings = (_text_settings(config, side) for side in ("src", "trg"))
     vocabulary_file = _vocabulary_file(folder, "src", settings)
@@ -272,11 +275,9 @@ def joeynmt_tokenizer(source: str | Path) -> tuple[PreTrainedTokenizerBase | Non
     )
     if tokens != target_tokens:
         raise ValueError(f"{ONE_VOCABULARY}, got different ones in {folder}.")
-    weights = read_checkpoint(checkpoint, "model_state")["model_state"]
-    embeddings = required_entry(weights, EMBEDDINGS_AND_OUTPUT[0], WEIGHTS_ORIGIN)
-    if len(tokens) != len(embeddings):
+    if len(tokens) != vocab_size:
         raise ValueError(
-            f"{vocabulary_file} must have {len(embeddings)} tokens, as the embedding has, got "
+            f"{vocabulary_file} must have {vocab_size} tokens, as the embedding has, got "
             f"{len(tokens)}."
         )
     special_tokens = dict(zip(SPECIAL_TOKENS, tokens, strict=False))

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .toolkit_files import NAMED_TOKENS, read_checkpoint, settings_of, token_tokenizer
-from .weights import build_model, number_of_layers, rename_weights, required_entry
+from .weights import Converted, build_model, number_of_layers, rename_weights, required_entry
 
 # description of the weights in error messages
 WEIGHTS_ORIGIN = "the weights of OpenNMT-py's Transformer"
@@ -76,7 +75,37 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
         ValueError: If the model is outside this architecture; the message names the reason.
         OSError: If the file cannot be read.
     """
+    return _convert(read_checkpoint(checkpoint))
+
+
+def opennmt_with_tokenizer(checkpoint: str | Path) -> Converted:
+    """Convert a checkpoint, and build a tokenizer with its vocabulary.
+
+    Args:
+        checkpoint: Checkpoint file of OpenNMT-py, as for `from_opennmt`.
+
+    Returns:
+        The model, a tokenizer for tokenized text, the input of OpenNMT-py's own commands, and one
+        sentence about the tokenizer.
+
+    Raises:
+        ValueError: If the model is outside this architecture, or source and target have separate
+            vocabularies.
+        OSError: If the file cannot be read.
+    """
     content = read_checkpoint(checkpoint)
+    model, tokens = _convert(content), _vocabulary(content)
+    # adds_eos=False, because OpenNMT-py adds no end token to a source
+    tokenizer = token_tokenizer(tokens, NAMED_TOKENS | {"pad_token": "<blank>"}, adds_eos=False)
+    return (
+        model,
+        tokenizer,
+        "The tokenizer reads and writes tokens separated by spaces: the checkpoint has the "
+        "vocabulary, but not the BPE codes or the SentencePiece model that split text into tokens.",
+    )
+
+
+def _convert(content: dict[str, Any]) -> VanillaTransformerForConditionalGeneration:
     settings, tokens = _settings(content), _vocabulary(content)
     weights = content["model"]
     source_embeddings, target_embeddings = (
@@ -109,30 +138,6 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
         **{f"lm_head.{name}": tensor for name, tensor in generator.items()},
     }
     return build_model(config, our_weights, "an OpenNMT-py model")
-
-
-def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, str]:
-    """Build a tokenizer with the vocabulary of a checkpoint.
-
-    Args:
-        checkpoint: Checkpoint file of OpenNMT-py.
-
-    Returns:
-        A tokenizer for tokenized text, the input of OpenNMT-py's own commands, and one sentence
-        about the tokenizer.
-
-    Raises:
-        ValueError: If the checkpoint is of another toolkit, or source and target have separate
-            vocabularies.
-        OSError: If the file cannot be read.
-    """
-    tokens = _vocabulary(read_checkpoint(checkpoint))
-    # adds_eos=False, because OpenNMT-py adds no end token to a source
-    tokenizer = token_tokenizer(tokens, NAMED_TOKENS | {"pad_token": "<blank>"}, adds_eos=False)
-    return tokenizer, (
-        "The tokenizer reads and writes tokens separated by spaces: the checkpoint has the "
-        "vocabulary, but not the BPE codes or the SentencePiece model that split text into tokens."
-    )
 
 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import (
     LAYER_FIELDS,
@@ -17,6 +17,8 @@ from ..sizes import FLOAT32_BYTES, num_weights, refuse_beyond_memory, refuse_imp
 from ..weight_checks import check_fit
 
 Value = TypeVar("Value")
+# converted model, its tokenizer or None, and a text about the tokenizer
+Converted = tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase | None, str]
 # pieces of weight names in BART, Marian, FSMT and M2M100, and our pieces
 BART_RENAMES = {
     ".self_attn.": ".self_attention.",

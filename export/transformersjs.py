@@ -5,6 +5,7 @@ Shapes: B sentences, T target positions, V tokens in the vocabulary.
 
 import copy
 import hashlib
+import json
 import logging
 import re
 import tempfile
@@ -20,12 +21,14 @@ from transformers import EncoderDecoderCache, PreTrainedTokenizerBase
 
 from ..atomic_files import atomic_folder
 from ..comparison import TOLERANCES
+from ..console import shown
 from ..deviations_vanilla_transformer import deviations, without_bias
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization.tokenization_vanilla_transformer import (
     WORDS,
     VanillaTransformerTokenizer,
     _byte_symbols,
+    _has_default_decoder,
 )
 from .onnx import (
     DECODER_FILE,
@@ -109,7 +112,8 @@ def save_tokenizer_for_javascript(tokenizer: PreTrainedTokenizerBase, folder: Pa
         folder: Output folder.
 
     Raises:
-        ValueError: If the tokenizer has no `tokenizer.json`.
+        ValueError: If the tokenizer has no `tokenizer.json`, or is a `VanillaTransformerTokenizer`
+            with another normalizer, pre-tokenizer or decoder.
     """
     save_tokenizer(
         tokenizer,
@@ -355,7 +359,22 @@ def _change_for_javascript(
 
     Returns:
         The new content.
+
+    Raises:
+        ValueError: If a user has changed the normalizer, the pre-tokenizer or the decoder.
     """
+    released_tokenizer = VanillaTransformerTokenizer(symbols=tokenizer.symbols)
+    released_content = json.loads(released_tokenizer.backend_tokenizer.to_str())
+    changed_names = [
+        name for name in ("normalizer", "pre_tokenizer") if content[name] != released_content[name]
+    ]
+    if not _has_default_decoder(tokenizer.backend_tokenizer):
+        changed_names.append("decoder")
+    if changed_names:
+        raise ValueError(
+            f"the {' and the '.join(changed_names)} of the tokenizer must be unchanged for "
+            f"transformers.js, got {shown(content[changed_names[0]])}."
+        )
     if tokenizer.split_special_tokens:
         special_tokens = set(tokenizer.special_tokens_map.values())
         content["added_tokens"] = [

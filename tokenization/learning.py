@@ -49,10 +49,10 @@ def learn_vocabulary(
     """Learn one BPE vocabulary from sentences of both languages. Section 5.1.
 
     The texts are read once. A text with a word of more than `LONGEST_WORD` characters is left out.
-    A uniform sample of at most `max_sentences` is kept, so that memory
-    depends on the sample, not on the corpus. Counting the words of all texts would need no sample,
-    but the number of distinct words grows with the corpus without a limit. The same texts, seed and
-    sizes give the same vocabulary, bit for bit.
+    A uniform sample of at most `max_sentences` is kept, so that memory depends on the sample, not
+    on the corpus. Counting the words of all texts would need no sample, but the number of distinct
+    words grows with the corpus without a limit. The same texts, seed and sizes give the same
+    vocabulary, bit for bit.
 
     Args:
         texts: Iterable of sentences, or of rows of a translation dataset, {"de": ..., "en": ...},

@@ -18,7 +18,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from vanilla_transformer.cli import main
 from vanilla_transformer.conversion import from_fairseq, from_joeynmt
-from vanilla_transformer.conversion.joeynmt import joeynmt_tokenizer
+from vanilla_transformer.conversion.joeynmt import joeynmt_with_tokenizer
 
 PEERS = Path(peer_models.__file__).parent / "peers"
 NAMES = ("joeynmt-pieces", "joeynmt-words", "joeynmt-characters", "joeynmt-codes")
@@ -59,6 +59,10 @@ def peer(tmp_path):
         return folder
 
     return copy
+
+
+def joeynmt_tokenizer(folder):
+    return joeynmt_with_tokenizer(folder)[1:]
 
 
 def change_weights(folder, change):

@@ -31,7 +31,7 @@ from transformers import (
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.cli import main
 from vanilla_transformer.conversion import from_fairseq, from_opennmt
-from vanilla_transformer.conversion.fairseq import _read_dictionary, fairseq_tokenizer
+from vanilla_transformer.conversion.fairseq import _read_dictionary, fairseq_with_tokenizer
 from vanilla_transformer.conversion.toolkit_files import read_lines
 from vanilla_transformer.loading import read_tokenizer
 
@@ -186,7 +186,24 @@ def prefixed(checkpoint):
     checkpoint["model"] = {f"module.{name}": tensor for name, tensor in checkpoint["model"].items()}
 
 
-@pytest.mark.parametrize("change", [grouped, prefixed])
+def old(checkpoint):
+    """Name the weights as the first versions of fairseq do."""
+    weights = checkpoint["model"]
+    for name in list(weights):
+        tensor = weights.pop(name)
+        norms = ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"]
+        if name.startswith("encoder."):
+            del norms[1]
+        for number, norm in enumerate(norms):
+            name = name.replace(f".{norm}.", f".layer_norms.{number}.")
+        name = name.replace("decoder.output_projection.weight", "decoder.embed_out")
+        weights[name] = tensor
+    for stack in ("encoder", "decoder"):
+        weights[f"{stack}.embed_positions.weights"] = torch.zeros(9, 8)
+    assert {"encoder.layers.0.layer_norms.1.weight", "decoder.embed_out"} <= weights.keys()
+
+
+@pytest.mark.parametrize("change", [grouped, prefixed, old])
 def test_other_forms_of_a_checkpoint_of_fairseq_are_read(change, tmp_path):
     checkpoint = checkpoint_of("fairseq-pre")
     change(checkpoint)
@@ -197,13 +214,29 @@ def test_other_forms_of_a_checkpoint_of_fairseq_are_read(change, tmp_path):
         assert torch.equal(model.state_dict()[name], tensor)
 
 
+@pytest.mark.parametrize("name", ["fairseq-post", "opennmt", "joeynmt-pieces"])
+def test_the_command_reads_a_checkpoint_once(name, tmp_path, monkeypatch):
+    read_files = []
+
+    def load(path, **settings):
+        read_files.append(Path(path).name)
+        return load_of_torch(path, **settings)
+
+    load_of_torch = torch.load
+    monkeypatch.setattr(torch, "load", load)
+    file = "best.ckpt" if name.startswith("joeynmt") else "model.pt"
+    kind = name.partition("-")[0]
+    assert main(["convert", kind, str(PEERS / name / file), str(tmp_path / "out")]) == 0
+    assert read_files == [file]
+
+
 def test_two_dictionaries_are_refused(tmp_path):
     for path in (PEERS / "fairseq-post").iterdir():
         shutil.copy(path, tmp_path)
     with (tmp_path / "dict.de.txt").open("a") as dictionary:
         dictionary.write("wort 1\n")
     with pytest.raises(ValueError, match=r"different ones in dict\.de\.txt, dict\.en\.txt"):
-        fairseq_tokenizer(tmp_path / "model.pt")
+        fairseq_with_tokenizer(tmp_path / "model.pt")
 
 
 def checkpoint_of(name):
@@ -477,7 +510,7 @@ def test_files_that_do_not_belong_to_a_checkpoint_are_named(name, content, messa
     if name == "dict.en.txt":
         shutil.copy(tmp_path / name, tmp_path / "dict.de.txt")
     with pytest.raises(ValueError, match=message.replace("en", "(en|de)")):
-        fairseq_tokenizer(tmp_path / "model.pt")
+        fairseq_with_tokenizer(tmp_path / "model.pt")
 
 
 def test_other_spaces_and_ends_of_lines_are_symbols(tmp_path):
@@ -488,8 +521,8 @@ def test_other_spaces_and_ends_of_lines_are_symbols(tmp_path):
         shutil.copy(source, tmp_path)
     codes = tmp_path / "bpecodes"
     codes.write_text(codes.read_text() + "\u3000 \u00a0\n", encoding="utf-8")
-    with_more, _ = fairseq_tokenizer(tmp_path / "model.pt")
-    tokenizer, _ = fairseq_tokenizer(PEERS / "fairseq-post" / "model.pt")
+    _, with_more, _ = fairseq_with_tokenizer(tmp_path / "model.pt")
+    _, tokenizer, _ = fairseq_with_tokenizer(PEERS / "fairseq-post" / "model.pt")
     texts = peer("fairseq-post")["texts"]
     assert with_more(texts).input_ids == tokenizer(texts).input_ids
 
@@ -601,7 +634,7 @@ def test_marian_keeps_its_tokenizer(tmp_path, capsys):
 
 
 def test_fsmt_keeps_its_tokenizer(tmp_path):
-    own, _ = fairseq_tokenizer(PEERS / "fairseq-post" / "model.pt")
+    _, own, _ = fairseq_with_tokenizer(PEERS / "fairseq-post" / "model.pt")
     theirs = fsmt(tied=True, src_vocab_size=len(own), tgt_vocab_size=len(own))
     # the file has every tied matrix, like those of WMT19
     for module in (theirs.model.encoder.embed_tokens, theirs.model.decoder.output_projection):

@@ -19,6 +19,7 @@ from library_models import (
     search_by_hand,
 )
 from safetensors.torch import load_file
+from tokenizers import decoders, normalizers, pre_tokenizers
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -55,6 +56,7 @@ from vanilla_transformer.export.onnx import (  # noqa: E402
 )
 from vanilla_transformer.export.transformersjs import (  # noqa: E402
     MERGED_FILE,
+    save_tokenizer_for_javascript,
     to_transformersjs,
 )
 
@@ -945,6 +947,26 @@ def test_a_tokenizer_without_tokenizer_json_is_refused(tokenizer, tmp_path):
     with pytest.raises(ValueError, match=message):
         to_transformersjs(model_of(tokenizer, **ONE_LAYER), pieces, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["pieces"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("normalizer", normalizers.Lowercase(), "the normalizer of .* got {'type': 'Lowercase'}"),
+        ("pre_tokenizer", pre_tokenizers.ByteLevel(), "the pre_tokenizer of the tokenizer must be"),
+        (
+            "decoder",
+            decoders.ByteLevel(),
+            "the decoder of the tokenizer must be unchanged for tran",
+        ),
+    ],
+)
+def test_a_changed_tokenizer_is_refused_for_transformers_js(name, change, message, tmp_path):
+    changed = make_tokenizer()
+    save_tokenizer_for_javascript(changed, tmp_path)
+    setattr(changed.backend_tokenizer, name, change)
+    with pytest.raises(ValueError, match=message):
+        save_tokenizer_for_javascript(changed, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,15 @@ from ...records import read_json as read_checked_json
 from . import tables, text_files, translation_memories
 from .cache import ensure_cached_file, naming_full_cache, refuse_unwritable_cache
 from .json_records import is_json, read_json
-from .tables import Columns, column_names, join_text_columns, read_table, side_names
+from .tables import (
+    Columns,
+    column_names,
+    columns_flag,
+    join_text_columns,
+    log_columns,
+    read_table,
+    side_names,
+)
 from .text_files import (
     COMPRESSIONS,
     count_sentences,
@@ -60,7 +68,8 @@ ROWS_PER_BATCH = 10_000
 RECORD_SUFFIXES = ("json", "jsonl", "ndjson", "parquet", "arrow")
 RECORD_FILE = re.compile(rf"\.({'|'.join(RECORD_SUFFIXES)})(\.(gz|xz|bz2|zst))?$", re.IGNORECASE)
 # suffixes of tables and translation memories, which this package reads itself
-PAIR_SUFFIXES = ("tsv", "csv", "tmx")
+TABLE_SUFFIXES = ("tsv", "csv")
+PAIR_SUFFIXES = (*TABLE_SUFFIXES, "tmx")
 PAIR_FILE = re.compile(rf"\.({'|'.join(PAIR_SUFFIXES)})(\.(gz|xz|bz2|zst))?$", re.IGNORECASE)
 # errors of `datasets` for a folder without files of a known format
 NO_DATA_FILES = (
@@ -174,7 +183,7 @@ def load_translations(
     if dataset in (WMT14, "wmt14") and not is_local(dataset, source_lang, target_lang):
         _refuse_incomplete_wmt14(name, splits)
     for split, rows in splits.items():
-        corpus_languages = json_languages.get(split) or _find_languages(dataset, rows)
+        corpus_languages = json_languages.get(split) or _find_languages(dataset, rows, languages)
         for setting, language in (("source_lang", source_lang), ("target_lang", target_lang)):
             if language not in corpus_languages:
                 raise ValueError(
@@ -518,7 +527,7 @@ def has_columns(dataset: str, source_lang: str, target_lang: str) -> bool:
 def _has_columns(dataset: str, pair_files: Mapping[str, tuple[Path, ...]]) -> bool:
     if not pair_files:
         return dataset != "demo"
-    return any(_file_format(paths[0]) in ("tsv", "csv") for paths in pair_files.values())
+    return any(_file_format(paths[0]) in TABLE_SUFFIXES for paths in pair_files.values())
 
 
 def is_hub_name(dataset: str, source_lang: str, target_lang: str) -> bool:
@@ -558,7 +567,11 @@ def dataset_commit(
     return commit_match and commit_match[1]
 
 
-def _find_languages(dataset: str, rows: datasets.Dataset | datasets.IterableDataset) -> list[str]:
+def _find_languages(
+    dataset: str,
+    rows: datasets.Dataset | datasets.IterableDataset,
+    wanted_languages: Sequence[str],
+) -> list[str]:
     # a stream may have no features before it is read
     columns: dict[str, Any] = rows.features or next(iter(rows), {})
     translation_column = columns.get("translation")
@@ -573,7 +586,7 @@ def _find_languages(dataset: str, rows: datasets.Dataset | datasets.IterableData
     raise ValueError(
         f"dataset {dataset!r} must have a column 'translation' with a text for each language, or "
         f"a column of text for each language, got {column_description or 'none'}. To read other "
-        "columns, give their names: --columns '{LANGUAGE: NAME, LANGUAGE: NAME}'."
+        f"columns, give their names: {columns_flag(wanted_languages)}."
     )
 
 
@@ -681,6 +694,9 @@ def _find_pair_files(dataset: str, languages: tuple[str, str]) -> dict[str, tupl
         if files and not records:
             split_files[split] = tuple(files)
         record_files += records
+    all_split_files = _find_longer_names(Path(dataset), languages) | split_files
+    if "train" in all_split_files:
+        split_files = all_split_files
     if split_files and record_files:
         pair_files = [path for files in split_files.values() for path in files]
         raise ValueError(
@@ -690,6 +706,36 @@ def _find_pair_files(dataset: str, languages: tuple[str, str]) -> dict[str, tupl
     if PAIR_FILE.search(dataset) and Path(dataset).is_file():
         split_files["train"] = (Path(dataset),)
     return split_files
+
+
+def _find_longer_names(folder: Path, languages: tuple[str, str]) -> dict[str, tuple[Path, ...]]:
+    """Return the two text files of each split whose names have more words, as in `train.tok.en`.
+
+    A split with several such pairs of files is left out.
+    """
+    all_prefixes = _text_prefixes(folder, languages)
+    split_files = {}
+    for split, names in SPLIT_NAMES.items():
+        prefixes = [prefix for prefix in all_prefixes if prefix.split(".")[0] in names]
+        files = [
+            path for prefix in prefixes for path in _find_files(f"{folder / prefix}", *languages)
+        ]
+        if len(prefixes) == 1 and len(files) == 2:
+            split_files[split] = tuple(files)
+    return split_files
+
+
+def _text_prefixes(folder: Path, languages: Sequence[str]) -> list[str]:
+    """Return what the names of two text files in a folder share, before the languages."""
+    text_file = re.compile(rf"(.+)\.({'|'.join(map(re.escape, languages))})(?i:\.(gz|bz2|xz|zst))?")
+    matches = filter(None, (text_file.fullmatch(path.name) for path in folder.glob("*")))
+    names = {(match[1], match[2]) for match in matches}
+    # a single file, such as README.de, is not a corpus
+    return sorted(
+        prefix
+        for prefix, language in names
+        if language == languages[0] and (prefix, languages[1]) in names
+    )
 
 
 def _join_names(paths: Sequence[Path]) -> str:
@@ -709,14 +755,10 @@ def describe_pair_files(dataset: str, source_lang: str, target_lang: str) -> str
         such files.
     """
     folder = Path(dataset)
-    text_file = re.compile(
-        rf"(.+)\.({re.escape(source_lang)}|{re.escape(target_lang)})(?i:\.(gz|bz2|xz|zst))?"
-    )
-    prefixes = [match[1] for path in folder.glob("*") if (match := text_file.fullmatch(path.name))]
-    # a single file, such as README.de, is not a corpus
-    prefixes = sorted({prefix for prefix in prefixes if prefixes.count(prefix) > 1})
     # suggest training text, not a test set
-    prefixes.sort(key=lambda prefix: "train" not in prefix)
+    prefixes = sorted(
+        _text_prefixes(folder, (source_lang, target_lang)), key=lambda prefix: "train" not in prefix
+    )
     names = [path.name for path in folder.glob("*") if PAIR_FILE.search(path.name)]
     names += [
         f"{prefix}.{language}" for prefix in prefixes for language in (source_lang, target_lang)
@@ -810,6 +852,7 @@ def _read_pair_files(
         # end a long run
         if not (line_counts or sum(1 for _ in _read_pairs(**read_arguments))):
             raise ValueError(f"{paths[0]} must have at least one pair, got none.")
+        _log_columns(paths[0], languages, columns)
         return datasets.IterableDataset.from_generator(
             _read_pairs, features=features, gen_kwargs=read_arguments
         )
@@ -827,7 +870,13 @@ def _read_pair_files(
     rows = datasets.Dataset.from_file(str(ensure_cached_file(f"{key}.arrow", CODE_FILES, write)))
     if len(rows) == 0:
         raise ValueError(f"{paths[0]} must have at least one pair, got none.")
+    _log_columns(paths[0], languages, columns)
     return rows
+
+
+def _log_columns(path: Path, languages: tuple[str, str], columns: Columns | None):
+    if (file_format := _file_format(path)) in TABLE_SUFFIXES:
+        log_columns(path, file_format == "csv", languages, columns)
 
 
 def texts_of(

@@ -8,11 +8,11 @@ another type.
 """
 
 import codecs
+import dataclasses
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +25,7 @@ from fsspec.compression import available_compressions
 from fsspec.utils import infer_compression
 
 from ...console import LONGEST_VALUE, shortened
-from .tables import Columns, column_names, join_text_columns
+from .tables import Columns, column_names, columns_flag, join_text_columns
 from .text_files import GZIP_MAGIC, TRUNCATION_ERRORS
 
 # number of bytes to read at once
@@ -36,20 +36,22 @@ TRANSLATION_COLUMN = "translation"
 NO_SPACE = re.compile(r"\S")
 # separators in a list of records: before the first record, and before each further record
 BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*"), re.compile(r"\s*,\s*")
+# path of the field of each language, from the record to the text
+Fields = tuple[tuple[str, ...], ...]
 
 
-@dataclass
+@dataclasses.dataclass
 class JsonRecordsConfig(datasets.BuilderConfig):
     """Settings of the reader.
 
     Args:
         languages: Source and target language.
-        fields: Paths of the fields that contain the source and the target, from the record to the
-            text; empty if the texts are in the field "translation".
+        fields: For each split, the paths of the fields that contain the source and the target, from
+            the record to the text; empty if the texts are in the field "translation".
     """
 
     languages: tuple[str, ...] = ()
-    fields: tuple[tuple[str, ...], ...] = ()
+    fields: Mapping[str, Fields] = dataclasses.field(default_factory=dict)
 
 
 class JsonRecords(datasets.ArrowBasedBuilder):
@@ -66,17 +68,21 @@ class JsonRecords(datasets.ArrowBasedBuilder):
             datasets.SplitGenerator(
                 name=split,
                 # one list item for each file, because a stream has a shard for each item
-                gen_kwargs={"paths": dl_manager.download(list(names)), "names": list(names)},
+                gen_kwargs={
+                    "paths": dl_manager.download(list(names)),
+                    "names": list(names),
+                    "fields": self.config.fields[str(split)],
+                },
             )
             for split, names in self.config.data_files.items()
         ]
 
     def _generate_tables(
-        self, paths: list[str], names: list[str]
+        self, paths: list[str], names: list[str], fields: Fields
     ) -> Iterator[tuple[tuple[int, int], pa.Table]]:
         for file_index, (path, name) in enumerate(zip(paths, names, strict=True)):
             for table_index, table in enumerate(
-                _read_tables(path, name, self.config.languages, self.config.fields)
+                _read_tables(path, name, self.config.languages, fields)
             ):
                 yield (file_index, table_index), table
 
@@ -124,10 +130,9 @@ def read_json(
     files = builder.config.data_files
     wanted_fields = [str(name) for name in column_names(languages, columns)] if columns else []
     languages_and_fields = {
-        split: _find_languages_and_fields(names, languages, wanted_fields)
+        str(split): _find_languages_and_fields(names, languages, wanted_fields)
         for split, names in files.items()
     }
-    fields = next(filter(None, (fields for _, fields in languages_and_fields.values())), ())
     cache_key = {"hash": builder.hash}
     if builder.repo_id is not None:
         # use the configuration's name, because without a network the library finds prepared data
@@ -141,7 +146,7 @@ def read_json(
         repo_id=builder.repo_id,
         data_files=files,
         languages=tuple(languages),
-        fields=fields,
+        fields={split: fields for split, (_, fields) in languages_and_fields.items()},
         **cache_key,
     )
     split_languages = {
@@ -160,7 +165,7 @@ def read_json(
 
 def _find_languages_and_fields(
     names: Sequence[str], languages: Sequence[str], columns: Sequence[str]
-) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
+) -> tuple[list[str], Fields]:
     """Return the languages of a split, and the `fields` of `JsonRecordsConfig` for its texts.
 
     Reading stops at the first record after which the requested languages are found.
@@ -169,6 +174,7 @@ def _find_languages_and_fields(
     # path of each field, by its name, in which dots separate the names of nested fields
     found_fields: dict[str, tuple[str, ...]] = {}
     other_records: list[Any] = []
+    other_translation: Any = None
     for name in names:
         for chunk in _read_chunks(name, name):
             for record in _parse_records(chunk.decode(errors="replace"), name):
@@ -177,7 +183,10 @@ def _find_languages_and_fields(
                     continue
                 found_fields |= _field_paths(record)
                 translation = record.get(TRANSLATION_COLUMN)
-                found_languages |= translation.keys() if isinstance(translation, dict) else set()
+                if isinstance(translation, dict):
+                    found_languages |= translation.keys()
+                elif other_translation is None:
+                    other_translation = translation
                 if columns and found_fields.keys() >= set(columns):
                     return sorted(languages), tuple(found_fields[name] for name in columns)
                 if not columns and found_languages.issuperset(languages):
@@ -190,16 +199,17 @@ def _find_languages_and_fields(
             f"a column {TRANSLATION_COLUMN!r} with a text for each language, or a column for each "
             "language"
         )
-        advice = (
-            " To read other columns, give their names: "
-            "--columns '{LANGUAGE: NAME, LANGUAGE: NAME}'."
-        )
+        advice = f" To read other columns, give their names: {columns_flag(languages)}."
         if columns:
             rule, advice = f"the columns {' and '.join(map(repr, columns))}", ""
         found = ", ".join(sorted(found_fields)) or "no records"
         if not found_fields and other_records:
             value = json.dumps(other_records[0], ensure_ascii=False)
             found = f"a record that is not an object, {value}"
+        elif other_translation is not None and not columns:
+            value = shortened(json.dumps(other_translation, ensure_ascii=False), LONGEST_VALUE)
+            example = json.dumps(dict.fromkeys(languages, "..."))
+            found += f"; {TRANSLATION_COLUMN!r} is {value}, not an object such as {example}"
         raise ValueError(
             f"{', '.join(names)} must have {rule}, got "
             f"{shortened(found, 3 * LONGEST_VALUE)}."
@@ -248,7 +258,7 @@ def _parse_records(text: str, name: str) -> Iterator[Any]:
 
 
 def _read_tables(
-    path: str, name: str, languages: Sequence[str], fields: Sequence[Sequence[str]]
+    path: str, name: str, languages: Sequence[str], fields: Fields
 ) -> Iterator[pa.Table]:
     paths = fields or [(TRANSLATION_COLUMN, language) for language in languages]
     schema = _text_schema(paths)

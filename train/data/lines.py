@@ -80,7 +80,9 @@ def _extract_field(line: str, line_name: str, column: str) -> str:
         raise ValueError(
             f"{line_name} must be a JSON object, as in JSON lines (.jsonl): {error}."
         ) from error
-    for name in column.split("."):
+    # a dot can also be part of a name
+    is_name = isinstance(value, dict) and column in value
+    for name in [column] if is_name else column.split("."):
         if not isinstance(value, dict) or name not in value:
             found_fields = (
                 f"the fields {', '.join(value)}"

@@ -3,20 +3,29 @@
 import csv
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...console import LONGEST_VALUE, shortened
+from ...console import LONGEST_VALUE, shortened, shown
 from .text_files import MAX_LINE_BYTES, count_lines, lines_of, opened, read_lines
 
 logger = logging.getLogger(__name__)
 
-# first line by which a CSV file names its separator, as Excel reads it
-SEPARATOR_LINE = re.compile(r"sep=([,;:|\t])")
+# first line by which a CSV file names its separator, as Excel reads it; some programs quote it
+SEPARATOR_LINE = re.compile(r'("?)sep=([,;:|\t])\1', re.IGNORECASE)
+# advice for a table with tabs and quotes
+READ_AS_CSV = (
+    "give the file the suffix .csv, and add the line sep=TAB, with a tab instead of TAB, before "
+    "the first line"
+)
+# cell of CSV whose quotes are text, because a space is before them
+SPACE_AND_QUOTES = re.compile(r' +".*"', re.DOTALL)
 # cell without a text in the tables of TED talks in many languages
 MISSING_TEXT = "__NULL__"
 # words in the names of the columns of the source and of the target, beside those of its language
@@ -57,10 +66,10 @@ def read_table(
     if count_lines(path) == 0:
         raise ValueError(f"{path} must have at least one line, got none.")
     with opened(path) as file:
-        lines = read_lines(lines_of(file), str(path), repair)
-        rows = _csv_rows(lines, path) if is_csv else _tsv_rows(lines)
+        rows = _read_rows(file, path, is_csv, repair)
         first_line_number, first_row = next(rows, (1, []))
         indices = _find_named_columns(first_row, column_names(languages, columns))
+        advice = ""
         if indices is not None:
             _refuse_repeated_names(first_row, indices, path)
             second_row = next(rows, None)
@@ -69,26 +78,63 @@ def read_table(
         else:
             indices = _find_numbered_columns(first_row, is_csv, languages, columns, path)
             rows = chain([(first_line_number, first_row)], rows)
-        is_quoted = False
+            advice = _separator_advice(first_row, languages) if is_csv else ""
+        is_quoted: Callable[[str], Any] = SPACE_AND_QUOTES.fullmatch if is_csv else _is_quoted
+        is_warned = False
         for line_number, row in rows:
             if len(row) != len(first_row):
                 raise ValueError(
                     f"{path} line {line_number} must have {len(first_row)} columns, as line "
-                    f"{first_line_number} has, got {len(row)}."
+                    f"{first_line_number} has, got {len(row)}.{advice}"
                 )
-            if not (is_csv or is_quoted) and any(_is_quoted(row[index]) for index in indices):
-                is_quoted = True
+            if not is_warned and any(is_quoted(row[index]) for index in indices):
+                is_warned = True
                 logger.warning(
-                    "%s line %d has quotes as in CSV, which are read as text. To remove them, give "
-                    "the file the suffix .csv, and add the line sep=TAB, with a tab instead of "
-                    "TAB, before the first line.",
+                    "%s line %d has quotes as in CSV, which are read as text. To read the text "
+                    "without quotes, %s.",
                     path,
                     line_number,
+                    "remove the spaces before the quotes" if is_csv else READ_AS_CSV,
                 )
             yield {
                 language: "" if row[index] == MISSING_TEXT else row[index]
                 for language, index in zip(languages, indices, strict=True)
             }
+
+
+def log_columns(path: Path, is_csv: bool, languages: Sequence[str], columns: Columns | None):
+    """Log once which column of a table without names is read as which language, and its first text.
+
+    Args:
+        path: Path of a table that `read_table` can read.
+        is_csv: Whether the file is CSV; otherwise tabs separate the columns.
+        languages: Source and target language.
+        columns: Column of each language, as for `read_table`.
+    """
+    names = column_names(languages, columns)
+    with opened(path) as file:
+        _, first_row = next(_read_rows(file, path, is_csv, repair=True))
+    if _find_named_columns(first_row, names) is not None:
+        return
+    indices = _find_numbered_columns(first_row, is_csv, languages, columns, path)
+    texts = ", ".join(
+        f"column {index + 1} is read as {language} ({shown(first_row[index])})"
+        for language, index in zip(languages, indices, strict=True)
+    )
+    other_order = f" To read them in the other order: {columns_flag(languages, (2, 1))}."
+    _log_once(f"{path} has no names of columns: {texts}.{'' if columns else other_order}")
+
+
+@cache
+def _log_once(message: str):
+    logger.info("%s", message)
+
+
+def _read_rows(
+    file: IO[bytes], path: Path, is_csv: bool, repair: bool
+) -> Iterator[tuple[int, list[str]]]:
+    lines = read_lines(lines_of(file), str(path), repair)
+    return _csv_rows(lines, path) if is_csv else _tsv_rows(lines)
 
 
 def _is_quoted(cell: str) -> bool:
@@ -125,7 +171,7 @@ def _csv_rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, list[str]
     )
     delimiter = ";" if ";" in first_line and "," not in first_line else ","
     if separator_line := SEPARATOR_LINE.fullmatch(first_line):
-        delimiter = separator_line[1]
+        delimiter = separator_line[2]
     reader = csv.reader(limit_row_size(), delimiter=delimiter, strict=True)
     line_number = num_empty_lines + 1
     try:
@@ -173,7 +219,7 @@ def _refuse_names_in_rows(
         raise ValueError(
             f"{path} must have names of columns only in its first line, got "
             f"{_number_cells(cells)} in line {line_number}. Give the numbers of the columns with "
-            f"texts: {_columns_flag(languages)}."
+            f"texts: {columns_flag(languages)}."
         )
 
 
@@ -206,9 +252,16 @@ def _find_numbered_columns(
         if names := _find_other_names(numbered_cells, languages):
             raise ValueError(
                 f"{path} must have a pair in its first line if columns are numbers, got "
-                f"{_number_cells(first_row)}. Give the names: {_columns_flag(languages, names)}."
+                f"{_number_cells(first_row)}. Give the names: {columns_flag(languages, names)}."
             )
         return [number - 1 for number in column_numbers]
+    unquoted_row = [cell.strip('"') for cell in first_row]
+    is_quoted = not is_csv and unquoted_row != first_row
+    if is_quoted and _has_names(unquoted_row, wanted_columns, languages):
+        raise ValueError(
+            f"{path} must have no quotes around the names of its columns, got "
+            f"{_number_cells(first_row)}: {READ_AS_CSV}."
+        )
     has_language = any(_find_named_columns(first_row, [language]) for language in languages)
     other_names = _find_other_names(first_row, languages)
     is_pair = (
@@ -223,8 +276,15 @@ def _find_numbered_columns(
     raise ValueError(
         f"{path} must have the columns {' and '.join(map(str, wanted_columns))}, got "
         f"{_number_cells(first_row)}.{advice} To read other columns, give their names, or their "
-        f"numbers if the first line is a pair: {_columns_flag(languages, suggested_columns)}."
+        f"numbers if the first line is a pair: {columns_flag(languages, suggested_columns)}."
     )
+
+
+def _has_names(
+    row: Sequence[str], wanted_columns: Sequence[str | int], languages: Sequence[str]
+) -> bool:
+    has_columns = _find_named_columns(row, wanted_columns) is not None
+    return has_columns or bool(_find_other_names(row, languages)) or is_header(row)
 
 
 def _refuse_opposite_name(path: Path, languages: Sequence[str]):
@@ -238,11 +298,17 @@ def _refuse_opposite_name(path: Path, languages: Sequence[str]):
     if re.search(rf"(?<![a-z]){re.escape(pair)}(?![a-z])", path.name, re.IGNORECASE):
         raise ValueError(
             f"columns must be given for {path}, because its name has {pair}, got none. If "
-            f"the first column is in {target}: {_columns_flag(languages, (2, 1))}."
+            f"the first column is in {target}: {columns_flag(languages, (2, 1))}."
         )
 
 
-def _columns_flag(languages: Sequence[str], columns: Sequence[str | int] = ()) -> str:
+def columns_flag(languages: Sequence[str], columns: Sequence[str | int] = ()) -> str:
+    """Return the flag that sets the columns, for an error.
+
+    Args:
+        languages: Source and target language.
+        columns: Column of each language; by default a placeholder.
+    """
     columns = columns or ["COLUMN"] * len(languages)
     pairs = zip(languages, columns, strict=True)
     return f"--columns '{{{', '.join(f'{language}: {column}' for language, column in pairs)}}}'"
@@ -292,10 +358,13 @@ def _find_other_names(first_row: Sequence[str], languages: Sequence[str]) -> lis
 
 
 def _separator_advice(first_row: Sequence[str], wanted_columns: Sequence[str | int]) -> str:
-    """Return advice if the first row has the names of the columns with another separator."""
+    """Return advice if another separator divides the first row into names, or into two texts."""
     for separator in (";", "|", "\t", ","):
         cells = [name for cell in first_row for name in cell.split(separator)]
-        if len(cells) > len(first_row) and _find_named_columns(cells, wanted_columns):
+        has_names = len(cells) > len(first_row) and _find_named_columns(cells, wanted_columns)
+        # texts have commas too
+        is_pair = separator != "," and len(cells) == len(first_row) + 1
+        if has_names or is_pair:
             way = f"add the line sep={separator} before the first line"
             if separator == "\t":
                 way = "give the file the suffix .tsv"

@@ -787,11 +787,11 @@ def test_a_folder_without_the_names_of_splits_lists_its_files(tmp_path):
     hint = r"with corpus\.de, corpus\.en\. To read corpus\.\*, set --dataset \S+moses/corpus\."
     with pytest.raises(ValueError, match=f"must be a file, or a folder with files named .*{hint}"):
         load_translations(str(tmp_path / "moses"), None, "en", "de")
-    for prefix in ("dev.tok", "train.tok"):
+    for prefix in ("dev.tok", "train.tok", "train.bpe"):
         for language in ("en", "de"):
             write_table(tmp_path / "tok" / f"{prefix}.{language}")
     with pytest.raises(
-        ValueError, match=r"To read train\.tok\.\*, set --dataset \S+tok/train\.tok"
+        ValueError, match=r"To read train\.bpe\.\*, set --dataset \S+tok/train\.bpe"
     ):
         load_translations(str(tmp_path / "tok"), None, "en", "de")
     for name in ("train-00000-of-00002.tsv", "validation.tsv"):
@@ -800,6 +800,25 @@ def test_a_folder_without_the_names_of_splits_lists_its_files(tmp_path):
     message = r"got validation in a folder with train-00000-of-00002\.tsv, validation\.tsv\."
     with pytest.raises(ValueError, match=message):
         load_texts(config)
+
+
+def test_text_files_of_a_split_may_have_longer_names_if_there_are_only_two(tmp_path):
+    prefixes = ("train.en-de", "dev.tok", "test.2016", "test.2017", "notes.train")
+    for prefix in prefixes:
+        for language in ("en", "de"):
+            write_table(tmp_path / f"{prefix}.{language}")
+    splits = load_translations(str(tmp_path), None, "en", "de")
+    assert {split: rows["translation"][0]["en"] for split, rows in splits.items()} == {
+        "train": "train.en-de 0\tb",
+        "validation": "dev.tok 0\tb",
+    }
+    for path in tmp_path.glob("test.2016.*"):
+        path.unlink()
+    for language in ("en", "de"):
+        write_table(tmp_path / f"train.{language}")
+    splits = load_translations(str(tmp_path), None, "en", "de")
+    assert splits["train"]["translation"][0]["en"] == "train 0\tb"
+    assert splits.keys() == {"train", "validation", "test"}
 
 
 @pytest.mark.parametrize("streaming", [False, True])

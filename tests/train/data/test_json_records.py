@@ -109,6 +109,17 @@ def test_texts_that_look_like_other_types_stay_as_they_are(streaming, small_chun
         assert read(tmp_path, streaming) == [[left for left, _ in records]] * 2
 
 
+def test_the_splits_may_have_records_of_different_kinds(streaming, tmp_path):
+    translations = [{"translation": {"en": "a", "de": "b"}}]
+    texts = [{"en": "c", "de": "d"}]
+    for train, validation in ((translations, texts), (texts, translations)):
+        write(tmp_path / "train.jsonl", train)
+        write(tmp_path / "validation.jsonl", validation)
+        found = [read(tmp_path, streaming, split) for split in ("train", "validation")]
+        expected = [[["a"], ["b"]], [["c"], ["d"]]]
+        assert found == (expected if train is translations else expected[::-1])
+
+
 def test_compressed_files_lists_and_single_files_are_read(streaming, tmp_path):
     content = "\ufeff" + json.dumps(GOOD, indent=2)
     (tmp_path / "train.json").write_text(content, encoding="utf-8")
@@ -230,6 +241,16 @@ def test_records_without_names_are_refused(streaming, tmp_path):
     with pytest.raises(
         ValueError, match=r'got a record that is not an object, \["a", "\u00e4"\]\.'
     ):
+        read(tmp_path, streaming)
+
+
+def test_a_translation_that_is_a_list_is_refused_with_what_would_be_right(streaming, tmp_path):
+    write(tmp_path / "train.jsonl", [{"id": 1, "translation": ["b", "a"]}])
+    message = (
+        r"got id, translation; 'translation' is \[\"b\", \"a\"\], not an object such as "
+        r"\{\"en\": \"...\", \"de\": \"...\"\}\. To read other columns"
+    )
+    with pytest.raises(ValueError, match=message):
         read(tmp_path, streaming)
 
 

@@ -54,6 +54,7 @@ def texts_of(results):
         ("table.txt", "1", lambda text: f"{text}\tmore"),
         ("lines.jsonl", "text", lambda text: json.dumps({"text": text, "id": 3})),
         ("LINES.JSONL", "1", lambda text: json.dumps({"1": text})),
+        ("lines.jsonl", "text.en", lambda text: json.dumps({"text.en": text})),
         (
             "lines.jsonl",
             "translation.en",

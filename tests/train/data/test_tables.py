@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import logging
 import tempfile
 import zipfile
 from pathlib import Path
@@ -180,6 +181,25 @@ def test_a_csv_file_can_name_its_separator(separator, streaming, tmp_path):
     assert read(tmp_path / "x.csv", streaming) == PAIRS
 
 
+@pytest.mark.parametrize("line", ['"sep=;"', "SEP=;"])
+def test_the_line_that_names_the_separator_may_be_quoted_or_in_capitals(line, tmp_path):
+    write(tmp_path / "x.csv", f"{line}\r\nen;de\r\na, b;c\r\n")
+    assert read(tmp_path / "x.csv") == [("a, b", "c")]
+
+
+def test_a_space_before_the_quotes_of_csv_makes_them_text_with_a_warning(tmp_path, caplog):
+    write(tmp_path / "x.csv", 'en, de\na "b",c "d"\n" a","b"\n')
+    assert read(tmp_path / "x.csv") == [('a "b"', 'c "d"'), (" a", "b")]
+    assert caplog.messages == []
+    write(tmp_path / "x.csv", 'en, de\n"a", "b"\n"c", "d"\n')
+    assert read(tmp_path / "x.csv") == [("a", ' "b"'), ("c", ' "d"')]
+    (warning,) = caplog.messages
+    assert warning.endswith(
+        "x.csv line 2 has quotes as in CSV, which are read as text. To read the text without "
+        "quotes, remove the spaces before the quotes."
+    )
+
+
 def test_empty_lines_before_a_table_do_not_hide_its_separator(tmp_path):
     for delimiter in (",", ";"):
         write(tmp_path / "x.csv", "\n\r\n" + as_csv(PAIRS, delimiter=delimiter))
@@ -202,6 +222,37 @@ def test_empty_lines_before_a_table_do_not_hide_its_separator(tmp_path):
 def test_a_first_line_with_a_pair_is_not_taken_for_names(pair, tmp_path):
     write(tmp_path / "x.tsv", as_tsv([pair], header=None))
     assert read(tmp_path / "x.tsv") == [pair]
+
+
+def test_the_columns_of_a_table_without_names_are_logged_with_their_first_texts(
+    streaming, tmp_path, caplog
+):
+    caplog.set_level(logging.INFO, "vanilla_transformer")
+    path = write(tmp_path / "x.tsv", "Deutsch\tEnglisch\nHaus\thouse\n")
+    for _ in range(2):
+        read(path, streaming)
+    message = (
+        f"{path} has no names of columns: column 1 is read as en ('Deutsch'), column 2 is read as "
+        "de ('Englisch'). To read them in the other order: --columns '{en: 2, de: 1}'."
+    )
+    assert caplog.messages == [message]
+    caplog.clear()
+    read(write(tmp_path / "x.csv", "1,a,b\n"), streaming, {"en": 3, "de": 2})
+    message = "x.csv has no names of columns: column 3 is read as en ('b'), column 2 is read as de "
+    assert caplog.messages == [f"{tmp_path}/{message}('a')."]
+    caplog.clear()
+    read(write(tmp_path / "x.tsv", "de\ten\nHaus\thouse\n"), streaming)
+    assert caplog.messages == []
+
+
+def test_a_csv_file_with_semicolons_and_no_names_is_refused_with_the_line_that_it_needs(tmp_path):
+    path = write(tmp_path / "x.csv", "a, b;c, d\ne;f\n")
+    columns = {"en": 1, "de": 2}
+    message = r"line 2 must have 3 columns, .* got 1\. If ';' separates .*, add the line sep=; bef"
+    with pytest.raises(ValueError, match=message):
+        read(path, columns=columns)
+    write(path, f"sep=;\n{path.read_text()}")
+    assert read(path, columns=columns) == [("a, b", "c, d"), ("e", "f")]
 
 
 @pytest.mark.parametrize("name", ["news-commentary-v16.de-en.tsv", "DE-EN.tsv.gz"])
@@ -314,6 +365,13 @@ def test_each_corpus_of_a_mixture_has_its_own_columns(tmp_path):
             r"line 2. Give the numbers .* --columns '{en: COLUMN, de: COLUMN}'",
         ),
         ("x.tsv", "a\n", "must have the columns en and de, got 1 'a'"),
+        # R and pandas can write quotes around all cells
+        (
+            "x.tsv",
+            '"de"\t"en"\n"b"\t"a"\n',
+            r"no quotes around the names of its columns, got 1 '\"de\"', .* the suffix .csv, and",
+        ),
+        ("x.tsv", '"German"\t"English"\n', "no quotes around the names of its columns, got 1"),
         ("x.csv", "a,b\n", r"columns en and de, got 1 'a', 2 'b'.* --columns '{en: 1, de: 2}'"),
         ("x.tsv", "", "must have at least one line, got none"),
         ("x.csv", "\n\n", "must have the columns en and de, got"),
@@ -329,6 +387,8 @@ def test_each_corpus_of_a_mixture_has_its_own_columns(tmp_path):
         ("x.csv", "de\ten\n", r"If '\\t' separates the columns, give .* suffix .tsv. To read"),
         ("x.csv", "sep=;\nen,de\n", "got 1 'en,de'. If ',' separates the columns, add"),
         ("x.csv", "a;b,c;d\n", "got 1 'a;b', 2 'c;d'. To read other columns"),
+        ("x.csv", "a, b;c\n", "got 1 'a', 2 ' b;c'. If ';' separates the columns, add the line"),
+        ("x.csv", "a\tb, c\n", r"2 ' c'. If '\\t' separates the columns, give the file the suffix"),
         ("x.tsv", "en\tde\ten\na\tb\tc\n", "one column 'en', got 1 'en', 2 'de', 3 'en'."),
         ("x.csv", "DE; EN;de\n", "must have one column 'de', got 1 'DE', 2 ' EN', 3 'de'."),
         ("x.csv", 'en,de\n"' + "a\n" * 200_000, "must be CSV with quotes .* limit"),
@@ -370,7 +430,7 @@ def test_records_without_the_languages_are_refused_with_their_fields(streaming, 
     datasets.Dataset.from_list([{"en": "a", "fr": "b"}]).to_parquet(str(tmp_path / "x.parquet"))
     for name in ("x.jsonl", "x.parquet"):
         with pytest.raises(
-            ValueError, match=r"must have a column 'translation' .*got en, fr.*--columns"
+            ValueError, match=r"must have a column 'translation' .*got en, fr.*--columns '{en: COL"
         ):
             read(tmp_path / name, streaming)
 
