@@ -4,7 +4,6 @@ import argparse
 import errno
 import logging
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,11 +11,12 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..atomic_files import atomic_folder
-from ..console import Interrupted, add_trust_flag, parse_flags, require_empty_folder
+from ..console import add_trust_flag, parse_flags, require_empty_folder
 from ..paper.trained import explainer_model
+from ..train.ending import noticing_requests
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer explain"):
         ValueError: If the page is not built, a flag is out of range, a package is missing, or the
             page cannot explain the model.
         OSError: If the port is in use.
-        Interrupted: If SIGTERM ends the command.
+        Interrupted: If a signal asks the command to end.
     """
     flags = parse_flags(_parser(prog), argv)
     if not 0 < flags.port < 65536:
@@ -69,20 +69,16 @@ def run(argv: list[str], prog: str = "vanilla-transformer explain"):
         num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         logger.info("%.3g MB in %s; any web server can serve this folder", num_bytes / 1e6, folder)
         return
-    # SIGTERM would end the process without removing the temporary folder
-    signal.signal(signal.SIGTERM, _interrupt)
     # open the port before the export, so that a port in use is an error at once
     with (
+        # otherwise SIGTERM would end the process without removing the temporary folder
+        noticing_requests(),
         tempfile.TemporaryDirectory() as temporary_folder,
         open_server(Path(temporary_folder), flags.port) as server,
     ):
         write_site(flags.model, Path(temporary_folder), flags.trust_remote_code)
         logger.info("http://%s:%d shows the page; Ctrl+C ends it", HOST, server.server_port)
         server.serve_forever()
-
-
-def _interrupt(number: int, frame: Any) -> NoReturn:
-    raise Interrupted(number)
 
 
 def write_site(model_name: str, folder: Path, trust_remote_code: bool = False):

@@ -322,9 +322,14 @@ def test_a_command_that_sigterm_ends_leaves_no_temporary_files(built, tmp_path, 
     monkeypatch.setattr(command, "write_site", write_site)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def ignore(number, frame):
+        pass
+
+    handler = signal.signal(signal.SIGTERM, ignore)
     try:
         assert main(["explain", "--port", str(port)]) == 128 + signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is ignore
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert list((tmp_path / "temporary").iterdir()) == []

@@ -307,7 +307,7 @@ def columns_flag(languages: Sequence[str], columns: Sequence[str | int] = ()) ->
 
     Args:
         languages: Source and target language.
-        columns: Column of each language; by default a placeholder.
+        columns: Column of each language; by default the word COLUMN, for the user to replace.
     """
     columns = columns or ["COLUMN"] * len(languages)
     pairs = zip(languages, columns, strict=True)
