@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from itertools import takewhile
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,7 +62,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
     Returns:
-        The parser of the flags after the parts; flags that it does not know are training settings.
+        The parser of the flags; the parts and the training settings are left for
+        `split_arguments`.
     """
     parts = "\n".join(
         f"  {name:12} {part.title}" + ("" if part.is_default else " (only if named)")
@@ -212,6 +213,28 @@ def _name_parser(allowed_names: Collection[str]) -> Callable[[str], list[str]]:
     return parse_names
 
 
+def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Split the arguments that the parser does not know.
+
+    Args:
+        arguments: Names of parts, and training settings: flags with one value each.
+
+    Returns:
+        Names of parts, and training settings.
+    """
+    part_names: list[str] = []
+    training_arguments: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            part_names.append(argument)
+            continue
+        training_arguments.append(argument)
+        if "=" not in argument:
+            training_arguments += islice(rest, 1)
+    return part_names, training_arguments
+
+
 def run(argv: list[str]) -> None:
     """Run the parts, and write the results to stdout and a folder.
 
@@ -221,9 +244,8 @@ def run(argv: list[str]) -> None:
     Raises:
         ValueError: If there is no such part, or a flag has an invalid value.
     """
-    # the parts come first, because argparse would take the value of a training setting for a part
-    part_names = list(takewhile(lambda argument: not argument.startswith("-"), argv))
-    flags, training_arguments = parser().parse_known_args(argv[len(part_names) :])
+    flags, other_arguments = parser().parse_known_args(argv)
+    part_names, training_arguments = split_arguments(other_arguments)
     flags.settings = training_arguments
     flags.config, _ = parse_arguments(
         [flags.recipe, *training_arguments], "vanilla_transformer.benchmarks"

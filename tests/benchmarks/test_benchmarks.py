@@ -27,7 +27,7 @@ from vanilla_transformer.benchmarks import (
     translation,
     work,
 )
-from vanilla_transformer.benchmarks.__main__ import main, parser
+from vanilla_transformer.benchmarks.__main__ import main, parser, split_arguments
 from vanilla_transformer.benchmarks.peers import MARIAN, OURS
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.loop import train
@@ -194,8 +194,15 @@ def test_an_unknown_part_or_size_is_refused(flags, capsys):
 def test_the_value_of_a_training_setting_is_no_part(flags, capsys):
     assert main([*flags, "--name", "training", "--rounds", "0"]) == 1
     assert "rounds must be at least 1, got 0." in capsys.readouterr().err
-    assert main([*flags, "training"]) == 1
-    assert "'training' is one argument too many: the recipe" in capsys.readouterr().err
+    # the parts may be before the flags, between them and after them
+    command = ["training", "--name=data", "startup", "--seed", "3", "--recipe", "demo", "data"]
+    _, other_arguments = parser().parse_known_args(command)
+    assert split_arguments(other_arguments) == (
+        ["training", "startup", "data"],
+        ["--name=data", "--seed", "3"],
+    )
+    assert main([*flags, "trainin"]) == 1
+    assert "'trainin' is not a part. Did you mean 'training'?" in capsys.readouterr().err
 
 
 def test_a_timed_call_does_not_read_the_whole_vocabulary():
