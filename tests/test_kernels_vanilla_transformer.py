@@ -26,18 +26,21 @@ def test_the_largest_are_those_of_topk(rows, count, difference, seed):
     assert kernels.index_of_largest(scores).tolist() == expected.indices[:, 0].tolist()
 
 
+# few scores, and enough to be divided into groups
+@pytest.mark.parametrize("rows", [20, 60])
 @pytest.mark.parametrize("positions", [(5000, 70), (64, 6000, 9999), (9998, 9999), (100, 101)])
-def test_of_equal_scores_the_first_is_the_largest(positions):
+def test_of_equal_scores_the_first_is_the_largest(rows, positions):
     for largest in (50.0, torch.inf, torch.nan):
-        scores = torch.randn(20, 10_000)
+        scores = torch.randn(rows, 10_000)
         scores[7, list(positions)] = largest
         found = kernels.index_of_largest(scores)
         assert found.tolist() == scores.argmax(dim=1).tolist()
         assert found[7] == min(positions)
 
 
-def test_the_first_of_scores_without_a_largest_is_taken():
-    scores = torch.randn(20, 10_000)
+@pytest.mark.parametrize("rows", [20, 60])
+def test_the_first_of_scores_without_a_largest_is_taken(rows):
+    scores = torch.randn(rows, 10_000)
     scores[8] = -torch.inf
     assert kernels.index_of_largest(scores).tolist() == scores.argmax(dim=1).tolist()
 
