@@ -777,6 +777,20 @@ class TestPage:
         expected = searched(model, tokenizer, "😀 the cat <i>", 4, 0.6)[0]
         assert opened.translation() == expected
 
+    def test_sentences_of_the_old_translation_can_be_chosen_after_bad_input(
+        self, opened, tokenizer
+    ):
+        sentences = ["The small cat sleeps.", "Dr. Smith sleeps in the house."]
+        page = opened.open(s=" ".join(sentences))
+        page.locator("#sentence").fill("")
+        page.locator("#sentence").press("Enter")
+        assert "Enter a sentence" in page.locator(".message").inner_text()
+        page.locator("#translation .part").nth(1).click()
+        page.wait_for_function(
+            "() => document.querySelectorAll('#translation .part')[1].ariaPressed === 'true'"
+        )
+        assert opened.numbers("tokens")[:, 0].tolist() == tokenizer(sentences[1])["input_ids"]
+
     def test_a_link_of_any_kind_opens(self, opened):
         page = opened.open(
             s=SENTENCE,

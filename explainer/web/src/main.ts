@@ -186,19 +186,21 @@ async function start() {
   }
   let parts: Part[] = [];
 
+  let shown = 0;
   /** Show the translation of all sentences, and one of them in the pictures. */
-  async function show(isCurrent: () => boolean) {
+  async function show() {
+    const mine = ++shown;
     state.part = Math.round(clamp(state.part, 1, parts.length));
     const { encoded, found } = parts[state.part - 1];
     const [best] = found.complete;
     const inputs = [about.start, ...best.ids].slice(0, best.ids.length);
     const values = await model.decode(inputs, encoded);
-    if (!isCurrent()) return;
+    if (mine !== shown) return;
     const choose = (part: number) => {
       state.part = part;
       state.step = 0;
       state.word = -1;
-      void show(isCurrent);
+      void show();
     };
     const several = parts.length > 1;
     result.replaceChildren(
@@ -280,7 +282,7 @@ async function start() {
         state.step = 0;
         state.word = -1;
       }
-      await show(isCurrent);
+      await show();
       if (!isCurrent()) return;
       document.body.dataset.translated = sentence;
       document.body.classList.remove("is-working");
