@@ -825,6 +825,10 @@ class TranslationPipeline(Pipeline):
         if stop_text is not None:
             with _TOKENIZER_LOCK:
                 stop_ids = self._target_tokenizer.encode(stop_text, add_special_tokens=False)
+            if not stop_ids:
+                raise ValueError(
+                    f"stop_sequence must have at least one token, got {stop_text!r} without any."
+                )
             parameters["eos_token_id"] = stop_ids[0]
         return prepare_settings, parameters, output_settings
 

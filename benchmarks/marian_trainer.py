@@ -163,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
         Exit status 0.
 
     Raises:
-        ValueError: If `--max_steps` is below 1 or above the run's.
+        ValueError: If `--max_steps` is below 1 or above the run's, or a split does not exist.
     """
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", type=Path, help="run folder of this package")
@@ -196,6 +196,11 @@ def main(argv: list[str] | None = None) -> int:
             recipe, max_steps=flags.max_steps, cooldown_steps=cooldown_steps
         )
     recipe.precision = flags.precision or recipe.precision
+    corpus = load_main_corpus(recipe)
+    splits = flags.splits.split(",")
+    for split in splits:
+        if split not in corpus:
+            raise ValueError(f"splits must be some of {', '.join(corpus)}, got {split!r}.")
     tokenizer = load_tokenizer(str(flags.run / "tokenizer"))
     set_seed(recipe.seed)
     our_config = VanillaTransformerConfig.from_pretrained(flags.run)
@@ -205,7 +210,6 @@ def main(argv: list[str] | None = None) -> int:
     training_seconds = train_marian(recipe, model, tokenizer, output_dir / "checkpoints", sampling)
 
     languages = (recipe.source_lang, recipe.target_lang)
-    corpus = load_main_corpus(recipe)
     checkpoints = sorted(
         (output_dir / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name[11:])
     )
@@ -215,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
         _, unexpected = model.load_state_dict(average_weights(scored_checkpoints), strict=False)
         assert not unexpected
         model.tie_weights()
-        for split in flags.splits.split(","):
+        for split in splits:
             split_rows = corpus[split].with_format("arrow")[:]
             sources, references = texts_of(split_rows, languages, split)
             translations = translate(model, tokenizer, sources, num_beams=recipe.num_beams)

@@ -226,7 +226,7 @@ class Api:
         max_alternatives = model.max_translations - 1
         alternatives = fields.get("alternatives") or 0
         # the values in a form are strings
-        if isinstance(alternatives, str) and alternatives.isdecimal():
+        if isinstance(alternatives, str) and alternatives.isdecimal() and len(alternatives) < 10:
             alternatives = int(alternatives)
         if type(alternatives) is not int or not 0 <= alternatives <= max_alternatives:
             raise HTTPException(

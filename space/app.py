@@ -234,13 +234,16 @@ def find_hypotheses(
             f"the sentence must have at most {MAX_TOKENS} tokens, got {len(source_ids)}."
         )
     model_extra_tokens = getattr(model.generation_config, "max_extra_tokens", None)
+    max_extra_tokens = MAX_EXTRA_TOKENS
+    if model_extra_tokens is not None:
+        max_extra_tokens = min(max_extra_tokens, model_extra_tokens)
     start = time.monotonic()
     results = pipeline(
         source,
         num_beams=num_beams,
         num_return_sequences=num_beams,
         length_penalty_alpha=length_penalty_alpha,
-        max_extra_tokens=min(MAX_EXTRA_TOKENS, model_extra_tokens or MAX_EXTRA_TOKENS),
+        max_extra_tokens=max_extra_tokens,
         max_time=MAX_SECONDS,
         return_scores=True,
         return_tensors=True,
@@ -735,7 +738,9 @@ def run(argv: list[str], prog: str = "vanilla_transformer.space.app") -> None:
         ValueError: If the port is out of range.
         OSError: If the port is in use.
     """
-    parser = argparse.ArgumentParser(prog=prog, description="Serve the web page.")
+    parser = argparse.ArgumentParser(
+        prog=prog, allow_abbrev=False, description="Serve the web page."
+    )
     parser.add_argument(
         "--model",
         nargs="+",

@@ -204,6 +204,8 @@ def test_a_stop_sequence_ends_a_translation(pieces, tmp_path):
         **tokenizer(TEXTS[0], return_tensors="pt"), **{**SEARCH, "num_beams": 1}, eos_token_id=first
     )
     assert torch.equal(cut["translation_token_ids"], expected[0])
+    with pytest.raises(ValueError, match="stop_sequence must have at least one token, got ''"):
+        translate(TEXTS[0], stop_sequence="")
 
 
 def reverse_of(tokenizer, folder):

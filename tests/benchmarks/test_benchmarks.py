@@ -89,6 +89,8 @@ def test_marian_learns_a_runs_corpus_with_its_updates_and_rate(
     for wrong in ("0", "13"):
         with pytest.raises(ValueError, match=f"from 1 to the run's 12, got {wrong}"):
             marian_trainer.main([*command[:3], "--max_steps", wrong])
+    with pytest.raises(ValueError, match=r"splits must be some of .*validation.*, got 'tset'"):
+        marian_trainer.main([*command[:3], "--splits", "validation,tset"])
 
 
 SMALLEST = ("--sizes", "toy", "--batches", 1, "--rounds", 1)

@@ -380,6 +380,7 @@ def test_a_search_ends_if_nobody_waits_for_it(pipeline):
         ({"alternatives": -1}, "alternatives must be an integer from 0 to 3, got -1."),
         ({"alternatives": True}, "alternatives must be an integer from 0 to 3, got True."),
         ({"alternatives": "x"}, "alternatives must be an integer from 0 to 3, got 'x'."),
+        ({"alternatives": "9" * 5000}, "alternatives must be an integer from 0 to 3, got '999"),
     ],
 )
 def test_a_wrong_field_is_named(fields, sentence, server):

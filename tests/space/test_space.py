@@ -175,12 +175,13 @@ def test_a_translation_is_bounded_whatever_the_model_allows(run_folder):
     model = VanillaTransformerForConditionalGeneration.from_pretrained(run_folder).eval()
     tokenizer = VanillaTransformerTokenizer.from_pretrained(run_folder)
     length = len(tokenizer(SENTENCE)["input_ids"])
-    for own in (None, 3, 10**9):
+    for own in (None, 0, 3, 10**9):
         model.generation_config.max_extra_tokens = own
         # a model that never ends
         model.generation_config.suppress_tokens.append(model.config.eos_token_id)
         (found,) = find_hypotheses(model, tokenizer, SENTENCE, 1, 0.6)
-        assert len(found.ids) - 1 == length + (3 if own == 3 else app.MAX_EXTRA_TOKENS)
+        extra_tokens = own if own in (0, 3) else app.MAX_EXTRA_TOKENS
+        assert len(found.ids) - 1 == length + extra_tokens
 
 
 def test_the_scores_are_the_same_made_for_one_beam_at_a_time(loaded, monkeypatch):
