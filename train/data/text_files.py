@@ -20,6 +20,13 @@ logger = logging.getLogger(__name__)
 
 # first bytes of a gzip file
 GZIP_MAGIC = b"\x1f\x8b"
+# first bytes of compressed files, by their suffix in `COMPRESSIONS`
+COMPRESSED_STARTS = {
+    ".gz": re.compile(GZIP_MAGIC),
+    ".bz2": re.compile(rb"BZh[1-9]1AY&SY"),
+    ".xz": re.compile(rb"\xfd7zXZ\x00"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
+}
 # errors that the decompressors raise for a truncated file
 TRUNCATION_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
@@ -113,7 +120,7 @@ def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Itera
 
     Raises:
         ValueError: If a line is too long, a line is not UTF-8 and `repair` is false, carriage
-            returns end the lines, or the text is UTF-16 or a gzip file; names the line or the file.
+            returns end the lines, or the text is UTF-16 or compressed; names the line or the file.
     """
     errors = "replace" if repair else "strict"
     for line_number, line in enumerate(lines, start=1):
@@ -139,8 +146,11 @@ def _refuse_other_bytes(start: bytes, name: str):
             f"{name} must be UTF-8, got UTF-16 by its {sign}: convert the file with "
             f"`iconv -f {encoding} -t UTF-8`."
         )
-    if start.startswith(GZIP_MAGIC):
-        raise ValueError(f"{name} must be text, or have the suffix .gz, got a gzip file.")
+    for suffix, pattern in COMPRESSED_STARTS.items():
+        if pattern.match(start):
+            raise ValueError(
+                f"{name} must be text, or have the suffix {suffix}, got a compressed file."
+            )
 
 
 def _find_utf_16(start: bytes) -> tuple[str, str]:

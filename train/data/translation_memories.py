@@ -1,5 +1,6 @@
 """Read pairs from translation memories in the format TMX 1.4."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.parsers import expat
@@ -14,10 +15,12 @@ MARKUP_ELEMENTS = ("bpt", "ept", "it", "ph", "ut")
 # limits for a damaged file: number of characters that are kept of a language tag, and number of
 # tags that an error lists
 LONGEST_TAG, MOST_TAGS = 35, 100
+# line breaks in a segment, with the indentation of the XML around them
+LINE_BREAKS = re.compile(r"[ \t]*[\r\n][ \t\r\n]*")
 
 
 def read_memory(path: Path, languages: Sequence[str]) -> Iterator[dict[str, str | None]]:
-    """Read the pairs of a translation memory.
+    """Read the pairs of a translation memory, with a space instead of each line break.
 
     The language "en" also matches the tags of its regions, such as "en-US". A tag that matches both
     languages belongs to the longer one: if the languages are "de" and "de-CH", the tag "de-CH"
@@ -120,7 +123,8 @@ class _MemoryParser:
         if self._markup_depth:
             self._markup_depth -= 1
         elif element == "seg" and self._segment_parts is not None:
-            self._current_unit.append((self._current_tag, "".join(self._segment_parts)))
+            text = LINE_BREAKS.sub(" ", "".join(self._segment_parts))
+            self._current_unit.append((self._current_tag, text))
             self._segment_parts = None
         elif element == "tu":
             self.units.append(self._current_unit)

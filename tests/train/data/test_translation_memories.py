@@ -55,6 +55,12 @@ def test_codes_are_left_out_and_marked_text_is_kept(path):
     assert read(path, memory(unit(("en", text), ("de", "b")))) == [("The big red car & <you>", "b")]
 
 
+def test_a_line_break_in_a_text_is_a_space(path):
+    text = "The big\n      red \r\n\tcar  is\u2028new."
+    found = read(path, memory(unit(("en", text), ("de", "b&#10;c\u00a0&#13;&#10;d"))))
+    assert found == [("The big red car  is\u2028new.", "b c\u00a0 d")]
+
+
 def test_every_text_of_a_unit_is_in_a_pair(path):
     units = [unit(("en", "a"), ("en-GB", "b"), ("de", "c"), ("de-AT", "d"), ("fr", "no"))]
     assert read(path, memory(*units)) == [("a", "c"), ("a", "d"), ("b", "c")]
