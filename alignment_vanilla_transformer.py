@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .changes_vanilla_transformer import changed
+from .checks_vanilla_transformer import with_output_object
 from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
 
 # field of a generation configuration; Whisper's has the same name
@@ -117,7 +118,10 @@ def head_weights(
             repeated_inputs["encoder_outputs"] = model.get_encoder()(**repeated_inputs)
             caller = model.base_model
         output = caller(
-            **repeated_inputs, decoder_input_ids=ids, output_attentions=True, use_cache=False
+            **with_output_object(caller, repeated_inputs),
+            decoder_input_ids=ids,
+            output_attentions=True,
+            use_cache=False,
         )
         layer_weights = weights_of(output, model)
     if heads is None:

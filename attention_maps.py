@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .alignment_vanilla_transformer import prefix_texts, return_weights, weights_of
 from .changes_vanilla_transformer import changed, evaluating
+from .checks_vanilla_transformer import with_output_object
 from .pipeline_vanilla_transformer import TranslationPipeline
 
 # symbol that is shown for a token that consists of spaces
@@ -151,7 +152,10 @@ def attention_weights(
     inputs = model.prepare_decoder_input_ids_from_labels(target_ids)  # [1, T]
 
     with changed(model, return_weights), evaluating(model):
-        outputs = model(input_ids=source_ids, decoder_input_ids=inputs, output_attentions=True)
+        outputs = model(
+            **with_output_object(model, {"input_ids": source_ids, "decoder_input_ids": inputs}),
+            output_attentions=True,
+        )
         encoder, decoder, cross = (
             _stack_layers(weights_of(outputs, model, f"{name}_attentions"), name)
             for name in ("encoder", "decoder", "cross")

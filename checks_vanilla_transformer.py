@@ -178,12 +178,27 @@ def arguments_of_stack(
         arguments: Values by name, of both stacks.
 
     Returns:
-        Values by name, for `stack`.
+        Values by name, for `stack`, which returns an output object for them.
     """
     if all(name in LIBRARY_ARGUMENTS for name in arguments):
-        return dict(arguments)
+        return with_output_object(stack, arguments)
     other_names = own_arguments(other_stack) - own_arguments(stack)
-    return {name: value for name, value in arguments.items() if name not in other_names}
+    stack_arguments = {name: value for name, value in arguments.items() if name not in other_names}
+    return with_output_object(stack, stack_arguments)
+
+
+def with_output_object(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the argument with which a model returns an output object, if its default is a tuple.
+
+    Args:
+        model: Whole model or one of its stacks, of any class.
+        arguments: Values by name, for the model.
+
+    Returns:
+        Values by name, with `return_dict` only if the model would return a tuple without it.
+    """
+    returns_tuple = getattr(getattr(model, "config", None), "return_dict", True) is False
+    return {**arguments, "return_dict": True} if returns_tuple else dict(arguments)
 
 
 def check_search_settings(config: GenerationConfig):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .changes_vanilla_transformer import evaluating
-from .checks_vanilla_transformer import vocab_size_of
+from .checks_vanilla_transformer import vocab_size_of, with_output_object
 from .deviations_vanilla_transformer import deviations
 
 # number of tokens of each source and of all targets
@@ -91,7 +91,7 @@ def batch_to_compare(
     target[:, 0] = config.decoder_start_token_id
     batch = Batch(source, mask, target, torch.empty(0))
     with evaluating(model):
-        return batch._replace(logits=model(**batch.inputs()).logits)
+        return batch._replace(logits=model(**with_output_object(model, batch.inputs())).logits)
 
 
 def in_float32(model: Module) -> Module:

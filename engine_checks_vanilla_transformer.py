@@ -414,7 +414,8 @@ def _logits_of_modules(
     model: PreTrainedModel, source: Tensor, mask: Tensor, target: Tensor
 ) -> Tensor:
     """Score the same tokens with two forward passes of the model's modules; [rows, V]."""
-    memory = model.get_encoder()(source, mask).last_hidden_state.repeat_interleave(2, dim=0)
+    encoder_outputs = model.get_encoder()(source, mask, return_dict=True)
+    memory = encoder_outputs.last_hidden_state.repeat_interleave(2, dim=0)
     step_logits = []
     for ids in (target[:, :, :2], _swap_beams(target)):
         logits = model(
@@ -422,6 +423,7 @@ def _logits_of_modules(
             attention_mask=mask.repeat_interleave(2, dim=0),
             decoder_input_ids=ids.flatten(0, 1),
             use_cache=False,
+            return_dict=True,
         ).logits
         step_logits.append(logits.unflatten(0, (len(target), 2)).float())  # [B, 2, T, V]
     before, after = step_logits

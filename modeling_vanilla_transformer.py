@@ -58,6 +58,7 @@ from .checks_vanilla_transformer import (
     check_ids,
     check_length,
     vocab_size_of,
+    with_output_object,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .decoding_vanilla_transformer import CACHE_NAME, cached_length, decoder_cache
@@ -832,7 +833,7 @@ class VanillaTransformerForConditionalGeneration(
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
-            **kwargs,
+            **with_output_object(self.model, kwargs),
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])  # [B, T, V]

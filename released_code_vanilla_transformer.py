@@ -449,7 +449,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "TransformerLayer": "f50fdd5e80c9ea84",
         "VanillaTransformerDecoder": "58f9176c293570fb",
         "VanillaTransformerEncoder": "45f39afa6b4be78e",
-        "VanillaTransformerForConditionalGeneration": "bb664e637a198d0f",
+        "VanillaTransformerForConditionalGeneration": "c1312b02d00044bf",
         "VanillaTransformerModel": "630cef095ea5d5d9",
         "VanillaTransformerPreTrainedModel": "b3c129c33af50c12",
         "arguments_of_stack": "faef99ac16f81599",
@@ -473,6 +473,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "torch": "cf1070d3a16f24b2",
         "vocab_size_of": "16a69625dee1a72c",
         "warn_of_other_code": "a9027c045e6e4a47",
+        "with_output_object": "cbb4a6e40eea0b9e",
     },
     "cpu_kernels": {
         "CheapDropout": "1b7589462f4f3fd4",

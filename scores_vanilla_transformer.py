@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .checks_vanilla_transformer import vocab_size_of
+from .checks_vanilla_transformer import vocab_size_of, with_output_object
 from .ensemble_vanilla_transformer import mean_log_probs
 
 # maximum number of logits in memory at a time
@@ -54,7 +54,11 @@ def token_log_probabilities(
         # the encoder runs again for each translation of a source, because FSMT does not hide later
         # target tokens if it gets the encoder's output without the source tokens
         outputs = [
-            model(**model_inputs, decoder_input_ids=target_part[:, :-1], use_cache=False)
+            model(
+                **with_output_object(model, model_inputs),
+                decoder_input_ids=target_part[:, :-1],
+                use_cache=False,
+            )
             for model in models
         ]
         # [rows, T, V]

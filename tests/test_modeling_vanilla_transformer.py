@@ -383,6 +383,22 @@ def test_states_and_all_three_attentions_are_recorded(small_model, batch):
     assert out.cross_attentions[-1].masked_select(padding).abs().max() == 0
 
 
+def test_the_configuration_can_ask_for_tuples(small_model, batch):
+    model = small_model()
+    with torch.no_grad():
+        expected = model(**batch), model.model(**batch)
+        model.config.return_dict = False
+        found = model(**batch), model.model(**batch)
+        for values, output in zip(found, expected, strict=True):
+            assert type(values) is tuple
+            close(values[0], output[0])
+            close(values[2:], output.to_tuple()[2:])
+        close(model(**batch, return_dict=True).logits, expected[0].logits)
+        loss, logits, _ = model(**batch, labels=batch["decoder_input_ids"])
+    close(logits, expected[0].logits)
+    assert loss > 0
+
+
 def test_the_loss_is_the_mean_over_labels_that_are_not_ignored(small_model, batch):
     model = small_model()
     labels = torch.tensor([[5, 6, 2, -100], [8, 2, -100, -100], [9, 9, 9, 2], [7, 7, 2, -100]])

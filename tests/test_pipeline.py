@@ -522,6 +522,16 @@ def test_the_sentences_of_a_text_without_spaces_are_translated_with_spaces(
     assert texts_of(translate(["你好。我来了。"], split_sentences="zh")) == [f"{one} {two}"]
 
 
+def test_a_model_whose_outputs_are_tuples_gives_the_same_results(translate, model, tokenizer):
+    tuple_model = copy.deepcopy(model)
+    tuple_model.config.return_dict = False
+    translate_with_tuples = TranslationPipeline(tuple_model, tokenizer, device="cpu")
+    for engine in ("required", "off"):
+        settings = {"return_scores": True, "return_alignment": True, "engine": engine}
+        found = translate_with_tuples(TEXTS, **settings)
+        assert found == translate(TEXTS, **settings)
+
+
 def test_scores_of_sentences_are_added(translate):
     (found,) = translate(LONG, split_sentences=True, return_scores=True)
     assert len(found["sentences"]) == 4
