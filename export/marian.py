@@ -278,9 +278,14 @@ def _renumber_tokens(
     for added_token in content["added_tokens"]:
         added_token["id"] = int(new_ids[added_token["id"]])
     # a tokenizer that adds no end token has no post-processor
-    post_processor = content["post_processor"] or {"special_tokens": {}}
-    for special_token in post_processor["special_tokens"].values():
-        special_token["ids"] = _replace_ids(special_token["ids"], new_ids)
+    post_processor = content["post_processor"] or {}
+    for processor in post_processor.get("processors", [post_processor]):
+        for special_token in processor.get("special_tokens", {}).values():
+            special_token["ids"] = _replace_ids(special_token["ids"], new_ids)
+        # the tokens of BertProcessing and RobertaProcessing, each with its id
+        for name in ("cls", "sep"):
+            if name in processor:
+                processor[name] = _replace_ids(processor[name], new_ids)
     return content
 
 

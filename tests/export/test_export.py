@@ -19,7 +19,7 @@ from library_models import (
     search_by_hand,
 )
 from safetensors.torch import load_file
-from tokenizers import decoders, normalizers, pre_tokenizers
+from tokenizers import decoders, normalizers, pre_tokenizers, processors
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -780,6 +780,26 @@ def test_marian_finds_and_leaves_out_a_special_token_of_the_user(tokenizer, tmp_
     assert 0 in read
     assert read == [0 if token == len(tokenizer) - 1 else token for token in ids]
     assert theirs.decode(read, skip_special_tokens=True) == "the cat"
+
+
+def test_marian_keeps_the_post_processor_of_the_user(tokenizer, tmp_path):
+    template = processors.TemplateProcessing(
+        single="<2de> $A </s>", special_tokens=[("<2de>", len(tokenizer)), ("</s>", 2)]
+    )
+    kinds = (
+        processors.BertProcessing(("</s>", 2), ("<2de>", len(tokenizer))),
+        processors.RobertaProcessing(("</s>", 2), ("<2de>", len(tokenizer))),
+        processors.Sequence([processors.ByteLevel(), template]),
+    )
+    for index, post_processor in enumerate(kinds):
+        own_tokenizer = copy.deepcopy(tokenizer)
+        own_tokenizer.add_special_tokens({"extra_special_tokens": ["<2de>"]})
+        own_tokenizer.backend_tokenizer.post_processor = post_processor
+        ids = own_tokenizer("the cat")["input_ids"]
+        assert (ids[0], ids[-1]) == (len(tokenizer), 2)
+        folder = tmp_path / str(index)
+        to_marian(model_of(own_tokenizer, **ONE_LAYER), own_tokenizer, folder)
+        assert AutoTokenizer.from_pretrained(folder)("the cat")["input_ids"] == [0, *ids[1:]]
 
 
 def test_onnx_is_compared_without_padding_too(tokenizer, tmp_path):
