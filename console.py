@@ -310,11 +310,18 @@ def parse_flags(
         The parsed arguments.
 
     Raises:
-        ValueError: If an argument is unknown; the message names the closest known flag.
+        ValueError: If an argument is unknown or empty; the message names the closest known flag.
     """
     parse = parser.parse_known_intermixed_args if is_intermixed else parser.parse_known_args
     arguments, unknown = parse(argv)
     refuse_unknown(parser, unknown)
+    for action in parser._actions:
+        value = getattr(arguments, action.dest, None)
+        # such as the value of a shell variable that is not set
+        is_empty = value == "" or (isinstance(value, list) and "" in value)
+        if is_empty and value != action.default:
+            name = action.option_strings[-1] if action.option_strings else action.metavar
+            raise ValueError(f"{name} must not be empty, got ''.")
     return arguments
 
 

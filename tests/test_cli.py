@@ -272,6 +272,26 @@ def test_an_unknown_flag_names_the_closest_one(arguments, message, capsys):
     assert capsys.readouterr().err == error
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["evaluate", "RUN", "--dataset", ""], "--dataset"),
+        (["evaluate", "RUN", "--split="], "--split"),
+        (
+            ["evaluate", "RUN", "--source", "a.txt", "--reference", "a.txt", "--reference="],
+            "--reference",
+        ),
+        (["translate", "RUN", "--src_lang", ""], "--src_lang"),
+        (["distill", "RUN", "--output_dir", "out", "--source="], "--source"),
+        (["paper", "table3", "--output_dir", ""], "--output_dir"),
+        (["serve", "RUN", "--host="], "--host"),
+    ],
+)
+def test_the_value_of_a_shell_variable_that_is_not_set_is_refused(arguments, name, capsys):
+    assert main(arguments) == 1
+    assert f"{name} must not be empty, got ''." in capsys.readouterr().err
+
+
 def test_the_page_names_gradio_if_it_is_not_installed(capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "vanilla_transformer.space.app", raising=False)
     monkeypatch.setitem(sys.modules, "gradio", None)

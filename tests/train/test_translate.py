@@ -160,13 +160,13 @@ def test_a_file_whose_lines_end_with_carriage_returns_is_named(run, tmp_path):
         ("ant\nbee\n".encode("utf-16-be"), "must be UTF-8, .* NUL .* `iconv -f UTF-16BE -t UTF-8`"),
         (
             gzip.compress(b"ant\n", mtime=0),
-            "must be text, or have the suffix .gz, got a compressed",
+            "must be text, or have the suffix .gz, got a gzip file.",
         ),
-        (bz2.compress(b"ant\n"), "must be text, or have the suffix .bz2, got a compr"),
-        (lzma.compress(b"ant\n"), "must be text, or have the suffix .xz, got a compr"),
+        (bz2.compress(b"ant\n"), "must be text, or have the suffix .bz2, got a bzip2 file."),
+        (lzma.compress(b"ant\n"), "must be text, or have the suffix .xz, got an xz file."),
         (
             b"\x28\xb5\x2f\xfd\x24\x04\x21",
-            "must be text, or have the suffix .zst, got a compressed",
+            "must be text, or have the suffix .zst, got a Zstandard file.",
         ),
     ],
     ids=["UTF-16", "big-endian UTF-16", "UTF-16LE", "UTF-16BE", "gzip", "bzip2", "xz", "zstd"],

@@ -147,6 +147,8 @@ def load_translations(
             split, or is an incomplete copy of WMT14.
         OSError: If the cache of `datasets` cannot be written, or its disk is full; names it.
     """
+    if not dataset:
+        raise ValueError("dataset must not be empty, got ''.")
     languages = (source_lang, target_lang)
     pair_files = _find_pair_files(dataset, languages)
     # languages in the JSON files of each split; the features of such a split name the requested

@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 # first bytes of a gzip file
 GZIP_MAGIC = b"\x1f\x8b"
-# first bytes of compressed files, by their suffix in `COMPRESSIONS`
+# first bytes of compressed files and names of their formats, by their suffix in `COMPRESSIONS`
 COMPRESSED_STARTS = {
-    ".gz": re.compile(GZIP_MAGIC),
-    ".bz2": re.compile(rb"BZh[1-9]1AY&SY"),
-    ".xz": re.compile(rb"\xfd7zXZ\x00"),
-    ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
+    ".gz": (re.compile(GZIP_MAGIC), "a gzip"),
+    ".bz2": (re.compile(rb"BZh[1-9]1AY&SY"), "a bzip2"),
+    ".xz": (re.compile(rb"\xfd7zXZ\x00"), "an xz"),
+    ".zst": (re.compile(rb"\x28\xb5\x2f\xfd"), "a Zstandard"),
 }
 # errors that the decompressors raise for a truncated file
 TRUNCATION_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -146,10 +146,10 @@ def _refuse_other_bytes(start: bytes, name: str):
             f"{name} must be UTF-8, got UTF-16 by its {sign}: convert the file with "
             f"`iconv -f {encoding} -t UTF-8`."
         )
-    for suffix, pattern in COMPRESSED_STARTS.items():
+    for suffix, (pattern, format_name) in COMPRESSED_STARTS.items():
         if pattern.match(start):
             raise ValueError(
-                f"{name} must be text, or have the suffix {suffix}, got a compressed file."
+                f"{name} must be text, or have the suffix {suffix}, got {format_name} file."
             )
 
 

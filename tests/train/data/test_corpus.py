@@ -176,6 +176,11 @@ def test_a_local_dataset_of_the_translation_schema_loads(tmp_path):
         load_translations(str(tmp_path), None, "fr", "de")
 
 
+def test_a_dataset_without_a_name_is_refused():
+    with pytest.raises(ValueError, match="dataset must not be empty, got ''"):
+        load_translations("", None, "en", "de")
+
+
 def test_a_folder_without_the_languages_is_refused_with_the_files_that_it_has(tmp_path):
     write_pair(tmp_path, b"a\n", b"b\n")
     with pytest.raises(ValueError, match=r"cannot be loaded, and has train.de, train.en: "):
