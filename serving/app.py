@@ -7,7 +7,7 @@ import logging
 import traceback
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -24,13 +24,16 @@ from starlette.requests import ClientDisconnect
 from ..console import shown
 from ..pipeline_vanilla_transformer import join_translations
 from .bounded_requests import BoundedRequests
-from .models import Model, language_name
+from .html_texts import AlignedText, HtmlTexts, aligned_text
+from .models import Model, Translation, language_name
 from .translation_queue import Job, TranslationQueue
 
 # largest size of a character in JSON, two escapes such as \ud83d\ude00; and of everything in a
 # request except its texts
 BYTES_PER_CHARACTER, OTHER_BYTES = 12, 1 << 14
 AUTO = "auto"
+# formats of a text; the translation has the same format
+TEXT, HTML = "text", "html"
 JSON_TYPE, FORM_TYPE = "application/json", "application/x-www-form-urlencoded"
 # header that asks a refused client to try again after this number of seconds
 RETRY_HEADERS = {"Retry-After": "1"}
@@ -59,6 +62,7 @@ class TranslationRequest(NamedTuple):
 
     Attributes:
         texts: Texts to translate.
+        is_html: Whether the texts are HTML.
         is_list: Whether the client sent a list of texts; the response then has lists.
         model: Model that translates the texts.
         source: Language of the texts.
@@ -67,6 +71,7 @@ class TranslationRequest(NamedTuple):
     """
 
     texts: list[str]
+    is_html: bool
     is_list: bool
     model: Model
     source: str
@@ -160,12 +165,12 @@ class Api:
         fields = await read_fields(request)
         self._check_key(fields.get("api_key"))
         translation_request = self._validate(fields)
-        parts_of_texts, job = await run_in_threadpool(_split_texts, translation_request)
+        documents, job = await run_in_threadpool(_split_texts, translation_request)
         sentence_translations = await self._run_job(request, job) if job.sentences else []
         remaining_translations = iter(sentence_translations)
         text_translations = [
-            _join_translations(parts, remaining_translations, translation_request.num_alternatives)
-            for parts in parts_of_texts
+            document.join(remaining_translations, translation_request.num_alternatives)
+            for document in documents
         ]
         best = [translations[0] for translations in text_translations]
         is_list = translation_request.is_list
@@ -175,7 +180,7 @@ class Api:
             answer["alternatives"] = alternatives if is_list else alternatives[0]
         return answer
 
-    async def _run_job(self, request: Request, job: Job) -> list[list[str]]:
+    async def _run_job(self, request: Request, job: Job) -> list[list[Translation]]:
         """Put a job into the queue, and wait for it as long as the client is connected."""
         self.queue.put(job)
         translations = asyncio.wrap_future(job.translations)
@@ -207,13 +212,13 @@ class Api:
         for name in ("q", "source", "target"):
             if fields.get(name) is None:
                 raise HTTPException(400, f"{name} must be given.")
-        q, text_format = fields["q"], fields.get("format") or "text"
+        q, text_format = fields["q"], fields.get("format") or TEXT
         is_list = isinstance(q, list)
         texts = q if is_list else [q]
         if not all(isinstance(text, str) for text in texts):
             raise HTTPException(400, "q must be a text or a list of texts, got another type.")
-        if text_format != "text":
-            raise HTTPException(400, f"format must be text, got {shown(text_format)}.")
+        if text_format not in (TEXT, HTML):
+            raise HTTPException(400, f"format must be {TEXT} or {HTML}, got {shown(text_format)}.")
         num_characters = sum(map(len, texts))
         if num_characters > self.limits.max_characters:
             raise HTTPException(
@@ -234,7 +239,8 @@ class Api:
                 f"alternatives must be an integer from 0 to {max_alternatives}, got "
                 f"{shown(alternatives)}.",
             )
-        return TranslationRequest(texts, is_list, model, source, target, alternatives)
+        is_html = text_format == HTML
+        return TranslationRequest(texts, is_html, is_list, model, source, target, alternatives)
 
     def _find_model(self, source: Any, target: Any) -> Model:
         sources = ", ".join(sorted(self.models))
@@ -254,9 +260,45 @@ class Api:
         return targets[target]
 
 
-def _split_texts(translation_request: TranslationRequest) -> tuple[list[list[str]], Job]:
-    """Split texts into sentences; return the parts of each text, and one job of all sentences."""
-    texts, _, model, source, target, num_alternatives = translation_request
+class _Document(NamedTuple):
+    """Text of a request, divided into what is translated.
+
+    Attributes:
+        parts_of_texts: For each text in the document, its parts: sentences with the white space
+            around them, or only white space.
+        html_texts: HTML of the texts; None for a document that is one text.
+    """
+
+    parts_of_texts: list[list[str]]
+    html_texts: HtmlTexts | None
+
+    def join(
+        self, sentence_translations: Iterator[list[Translation]], num_alternatives: int
+    ) -> list[str]:
+        """Replace the sentences of the document by their translations.
+
+        Args:
+            sentence_translations: Iterator over the translations of each sentence, best first.
+            num_alternatives: Number of translations in addition to the best one.
+
+        Returns:
+            Translations of the document, best first, without duplicates.
+        """
+        ranked_texts = [
+            _join_translations(parts, sentence_translations, num_alternatives)
+            for parts in self.parts_of_texts
+        ]
+        documents = []
+        for rank in range(1 + num_alternatives):
+            texts = [ranked[rank] for ranked in ranked_texts]
+            documents.append(self.html_texts.join(texts) if self.html_texts else texts[0].text)
+        return list(dict.fromkeys(documents))
+
+
+def _split_texts(translation_request: TranslationRequest) -> tuple[list[_Document], Job]:
+    """Split texts into sentences; return a document for each text, and one job of all sentences."""
+    texts, is_html, _, model, source, target, num_alternatives = translation_request
+    documents = []
     for text in texts:
         try:
             text.encode()
@@ -264,36 +306,34 @@ def _split_texts(translation_request: TranslationRequest) -> tuple[list[list[str
             raise HTTPException(
                 400, f"q must be valid Unicode, got an unpaired surrogate at index {error.start}."
             ) from None
-    parts_of_texts = [model.split(text, source) for text in texts]
-    sentences = [part.strip() for parts in parts_of_texts for part in parts if part.strip()]
+        html_texts = HtmlTexts(text) if is_html else None
+        translated_texts = html_texts.texts if html_texts else [text]
+        parts_of_texts = [model.split(each, source) for each in translated_texts]
+        documents.append(_Document(parts_of_texts, html_texts))
+    parts = [part for document in documents for part in chain(*document.parts_of_texts)]
+    sentences = [part.strip() for part in parts if part.strip()]
+    is_aligned = any(it.html_texts and it.html_texts.needs_alignment for it in documents)
     try:
         num_tokens = model.count_tokens(sentences, source, target)
     except ValueError as error:
         raise HTTPException(413, str(error)) from None
-    job = Job(model, source, target, 1 + num_alternatives, sentences, num_tokens)
-    return parts_of_texts, job
+    job = Job(model, source, target, 1 + num_alternatives, is_aligned, sentences, num_tokens)
+    return documents, job
 
 
 def _join_translations(
-    parts: list[str], sentence_translations: Iterator[list[str]], num_alternatives: int
-) -> list[str]:
-    """Replace the sentences of a text by their translations.
-
-    Args:
-        parts: Parts of the text: sentences with the white space around them, or only white space.
-        sentence_translations: Iterator over the translations of each sentence, best first.
-        num_alternatives: Number of translations in addition to the best one.
-
-    Returns:
-        Translations of the text, best first, without duplicates.
-    """
+    parts: list[str], sentence_translations: Iterator[list[Translation]], num_alternatives: int
+) -> list[AlignedText]:
+    """Return the translations of a text, best first, from those of its sentences."""
     num_sentences = sum(bool(part.strip()) for part in parts)
     translations = list(islice(sentence_translations, num_sentences))
-    texts = [
-        "".join(join_translations(parts, [ranked[rank] for ranked in translations]))
-        for rank in range(1 + num_alternatives)
-    ]
-    return list(dict.fromkeys(texts))
+    texts = []
+    for rank in range(1 + num_alternatives):
+        sentences = [ranked[rank] for ranked in translations]
+        translated_parts = join_translations(parts, [sentence.text for sentence in sentences])
+        word_pairs = [sentence.word_pairs for sentence in sentences]
+        texts.append(aligned_text(parts, translated_parts, word_pairs))
+    return texts
 
 
 async def _wait_for_disconnection(request: Request) -> None:

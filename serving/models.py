@@ -30,6 +30,19 @@ DEFAULT_RULES_LANGUAGE = "en"
 SCRIPT_LETTERS = 4
 
 
+class Translation(NamedTuple):
+    """Translation of a sentence.
+
+    Attributes:
+        text: The translation, without white space around it.
+        word_pairs: Pairs of source word and word of the translation, as `return_alignment` of the
+            pipeline gives them; empty if the words are not aligned.
+    """
+
+    text: str
+    word_pairs: Sequence[tuple[int, int]] = ()
+
+
 class Model(NamedTuple):
     """Model, and the languages of its tokenizer.
 
@@ -95,8 +108,9 @@ class Model(NamedTuple):
         source: str,
         target: str,
         num_translations: int = 1,
+        is_aligned: bool = False,
         stopping_criteria: StoppingCriteriaList | None = None,
-    ) -> list[list[str]]:
+    ) -> list[list[Translation]]:
         """Translate sentences in one call of the pipeline.
 
         Args:
@@ -104,6 +118,7 @@ class Model(NamedTuple):
             source: Language of the sentences.
             target: Language of the translations.
             num_translations: Number of translations of each sentence.
+            is_aligned: Whether to align the words.
             stopping_criteria: Criteria that end the search early.
 
         Returns:
@@ -112,13 +127,17 @@ class Model(NamedTuple):
         outputs = self.pipeline(
             list(sentences),
             num_return_sequences=num_translations,
+            return_alignment=is_aligned,
             stopping_criteria=stopping_criteria,
             **self._languages(source, target),
         )
         # for one translation a sentence, the pipeline returns no list of translations
         outputs_of_sentences = outputs if num_translations > 1 else [[output] for output in outputs]
         return [
-            [output["translation_text"].strip() for output in sentence_outputs]
+            [
+                Translation(output["translation_text"].strip(), output.get("alignment", ()))
+                for output in sentence_outputs
+            ]
             for sentence_outputs in outputs_of_sentences
         ]
 

@@ -10,7 +10,7 @@ from transformers import StoppingCriteriaList
 
 from ..batches_vanilla_transformer import TOKENS_PER_BATCH
 from ..search_vanilla_transformer import WholeSearchCriteria
-from .models import Model
+from .models import Model, Translation
 
 
 @dataclass(eq=False)
@@ -22,6 +22,7 @@ class Job:
         source: Language of the sentences.
         target: Language of the translations.
         num_translations: Number of translations of each sentence.
+        is_aligned: Whether the words of the translations are aligned.
         sentences: Sentences, none of them empty.
         num_tokens: Number of source tokens of all sentences together.
         translations: Future of the translations of each sentence, best first.
@@ -32,9 +33,10 @@ class Job:
     source: str
     target: str
     num_translations: int
+    is_aligned: bool
     sentences: Sequence[str]
     num_tokens: int
-    translations: "Future[list[list[str]]]" = field(default_factory=Future)
+    translations: "Future[list[list[Translation]]]" = field(default_factory=Future)
     is_cancelled: bool = False
 
     def can_join(self, other: "Job") -> bool:
@@ -45,8 +47,8 @@ class Job:
         """
         return self.model is other.model and self._settings() == other._settings()
 
-    def _settings(self) -> tuple[str, str, int]:
-        return self.source, self.target, self.num_translations
+    def _settings(self) -> tuple[str, str, int, bool]:
+        return self.source, self.target, self.num_translations, self.is_aligned
 
 
 class StopIfCancelled(WholeSearchCriteria):
@@ -140,6 +142,7 @@ def _translate(jobs: Sequence[Job]) -> bool:
             oldest_job.source,
             oldest_job.target,
             oldest_job.num_translations,
+            oldest_job.is_aligned,
             StoppingCriteriaList([StopIfCancelled(jobs)]),
         )
     # `except Exception` would miss a panic of a Rust library, and the thread would end

@@ -174,8 +174,10 @@ def test_the_garbage_collector_reads_imported_objects_neither_after_imports_nor_
         with fast_imports():
             objects = [[] for _ in range(100_000)]
         print(count_of_young() < 10_000, gc.get_freeze_count())
-        # the functions of atexit are called in reverse order
-        atexit.register(lambda: print(gc.get_freeze_count() > 100_000))
+        # the functions of atexit are called in reverse order. torch for GPUs has nanobind, whose
+        # objects must be freed
+        has_nanobind = any(it.__module__ == "nanobind" for it in type.__subclasses__(type))
+        atexit.register(lambda: print((gc.get_freeze_count() > 100_000) != has_nanobind))
         run_command(lambda _: print(gc.get_freeze_count()), [], logs=False)
         gc.freeze()
         with fast_imports():

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import html
 import json
 import re
 import shlex
@@ -36,6 +37,7 @@ from transformers import StoppingCriteriaList  # noqa: E402
 from vanilla_transformer.serving.app import _join_translations  # noqa: E402
 from vanilla_transformer.serving.models import (  # noqa: E402
     MAX_SENTENCE_TOKENS,
+    Translation,
     api_code,
     language_name,
     load_models,
@@ -247,16 +249,44 @@ def test_sentences_are_translated_alone_and_white_space_stays(server, pipeline):
         assert server.calls() == [5]
 
 
+def test_html_keeps_its_tags(server, pipeline):
+    one, two, three = (f"{text}." for text in TEXTS[:3])
+    a, b, c = (best(pipeline, it) for it in (one, two, three))
+    page = f'<p class="x &amp; y">{one} {two}</p>\n<script>a && b</script><ul><li>{three}</ul>'
+    expected = page.replace(one, html.escape(a)).replace(two, html.escape(b))
+    expected = expected.replace(three, html.escape(c))
+    assert server.translate(page, format="html")["translatedText"] == expected
+    # the fields that Mastodon sends
+    fields = {"q": [page, ""], **FR_EN, "format": "html", "api_key": ""}
+    assert server.post(fields).json() == {"translatedText": [expected, ""]}
+    linked = f"{TEXTS[0]} <a href='#'>{TEXTS[1]}</a> {TEXTS[2]}"
+    answer = server.translate(linked, format="html", alternatives=2)
+    plain = server.translate(" ".join(TEXTS[:3]), alternatives=2)
+    for found in (answer["translatedText"], *answer["alternatives"]):
+        assert re.fullmatch("[^<]*<a href='#'>[^<]*</a>[^<]*", found)
+    found, *others = (
+        [
+            html.unescape(re.sub("<[^>]*>", "", text))
+            for text in (it["translatedText"], *it["alternatives"])
+        ]
+        for it in (answer, plain)
+    )
+    assert [found] == others
+
+
 def test_sentences_of_a_script_without_spaces_get_a_space():
     parts, translations = (
         ["你好。", "我来了。", "\n"],
-        [["Hello.", "Hi."], ["I came.", "I am here."]],
+        [
+            [Translation("Hello.", [(0, 0)]), Translation("Hi.")],
+            [Translation("I came.", [(0, 1)]), Translation("I am here.")],
+        ],
     )
-    assert _join_translations(parts, iter(translations), 1) == [
-        "Hello. I came.\n",
-        "Hi. I am here.\n",
-    ]
-    assert _join_translations([" \n"], iter([]), 1) == [" \n"]
+    best, other = _join_translations(parts, iter(translations), 1)
+    assert (best.text, other.text) == ("Hello. I came.\n", "Hi. I am here.\n")
+    assert best.word_pairs == [((0, 3), (0, 6)), ((3, 7), (9, 14))]
+    assert not other.word_pairs
+    assert _join_translations([" \n"], iter([]), 1) == 2 * [(" \n", [])]
 
 
 def test_each_model_translates_its_own_languages(server, pipeline, library_folders):
@@ -333,7 +363,9 @@ def test_an_error_of_one_job_leaves_the_jobs_beside_it_their_translations():
             return [[sentence.upper()] for sentence in sentences]
 
     model, queue = FailingModel(), TranslationQueue()
-    jobs = [Job(model, "fr", "en", 1, [text], 1) for text in ("first", "good", "bad", "fine")]
+    jobs = [
+        Job(model, "fr", "en", 1, False, [text], 1) for text in ("first", "good", "bad", "fine")
+    ]
     for job in jobs:
         queue.put(job)
         # the first job is alone, because it has begun before the others arrive
@@ -348,14 +380,16 @@ def test_an_error_of_one_job_leaves_the_jobs_beside_it_their_translations():
 
 
 def test_a_search_ends_if_nobody_waits_for_it(pipeline):
-    job = Job(None, "fr", "en", 1, TEXTS, 0)
+    job = Job(None, "fr", "en", 1, False, TEXTS, 0)
     whole = pipeline(TEXTS)
     for is_cancelled in (False, True):
         job.is_cancelled = is_cancelled
         found = pipeline(TEXTS, stopping_criteria=StoppingCriteriaList([StopIfCancelled([job])]))
         assert (found == whole) != is_cancelled
     # the search continues if one of two jobs is not cancelled
-    criteria = StoppingCriteriaList([StopIfCancelled([job, Job(None, "fr", "en", 1, TEXTS, 0)])])
+    criteria = StoppingCriteriaList(
+        [StopIfCancelled([job, Job(None, "fr", "en", 1, False, TEXTS, 0)])]
+    )
     assert pipeline(TEXTS, stopping_criteria=criteria) == whole
 
 
@@ -375,7 +409,7 @@ def test_a_search_ends_if_nobody_waits_for_it(pipeline):
         ({"source": ["fr"]}, "source must be one of en, fr, got ['fr']."),
         ({"target": "de"}, "target must be one of en for the source 'fr', got 'de'."),
         ({"target": {}}, "target must be one of en for the source 'fr', got {}."),
-        ({"format": "html"}, "format must be text, got 'html'."),
+        ({"format": "xml"}, "format must be text or html, got 'xml'."),
         ({"alternatives": 4}, "alternatives must be an integer from 0 to 3, got 4."),
         ({"alternatives": -1}, "alternatives must be an integer from 0 to 3, got -1."),
         ({"alternatives": True}, "alternatives must be an integer from 0 to 3, got True."),
@@ -615,7 +649,7 @@ def test_a_port_in_use_is_refused_in_one_sentence(run_folder, capsys):
         (["--max_characters", "0"], "max_characters must be above 0, got 0."),
         (["--max_waiting", "-1"], "max_waiting must be above 0, got -1."),
         (["--timeout", "nan"], "timeout must be above 0, got nan."),
-        (["--api_key", ""], "api_key must not be empty."),
+        (["--api_key", ""], "--api_key must not be empty, got ''."),
     ],
 )
 def test_a_wrong_flag_is_refused_before_a_model_is_loaded(flags, sentence, capsys):
@@ -680,7 +714,8 @@ def test_a_multilingual_model_offers_its_languages_by_their_short_codes(library_
     pipeline = load(folder, "cpu")
     languages = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}
     text = "the small cat"
-    assert model.translate([text], "en", "de") == [[best(pipeline, text, **languages).strip()]]
+    expected = Translation(best(pipeline, text, **languages).strip())
+    assert model.translate([text], "en", "de") == [[expected]]
     with pytest.raises(ValueError, match="got 'xx'"):
         load_models([f"en-xx={folder}"], False)
     every = load_models([folder], False)
@@ -713,8 +748,8 @@ def test_fsmt_has_the_languages_of_its_tokenizer_and_t5_those_of_its_task(librar
         load_models([str(folder)], False)
     (found,) = load_models([f"en-de={folder}"], False)["en"]["de"].translate(["cat"], "en", "de")
     # with the prefix of the task
-    assert found == [best(load(folder, "cpu", task="translation_en_to_de"), "cat").strip()]
-    assert found != [best(load(folder, "cpu"), "cat").strip()]
+    assert found[0].text == best(load(folder, "cpu", task="translation_en_to_de"), "cat").strip()
+    assert found[0].text != best(load(folder, "cpu"), "cat").strip()
 
 
 def test_a_marian_of_other_languages_is_refused(library_folders):
@@ -746,7 +781,7 @@ def test_the_blocks_of_the_guide_run(server, capsys):
             done = subprocess.run(["bash", "-ec", command], capture_output=True, check=True)
             assert list(json.loads(done.stdout)) == ["translatedText"]
             num_curl += 1
-    assert num_curl == 1
+    assert num_curl == 2
     assert "'code': 'en', 'name': 'English'" in capsys.readouterr().out
 
 

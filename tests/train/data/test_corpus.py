@@ -47,7 +47,9 @@ def test_text_files_with_more_than_sentences_are_read_with_a_warning(line, name,
         caplog.clear()
         texts = load_translations(str(tmp_path), None, "en", "de")["train"]["translation"][:]
         assert texts == [{"en": line, "de": "eins"}]
-        assert caplog.messages == [
+        # other libraries may log when their objects are deleted
+        records = [it for it in caplog.records if it.name.startswith("vanilla_transformer")]
+        assert [record.getMessage() for record in records] == [
             f"The first line of {tmp_path / 'train.en'} has {name}, but whole lines are read: give "
             "a file with only a sentence on each line."
         ]
