@@ -22,10 +22,14 @@ VOID = {
 INLINE_VOID = {"img", "wbr"}
 # elements whose content is not translated
 UNTRANSLATED = {"code", "math", "script", "style", "svg"}
+# those of them whose text has no character references
+RAW_TEXT = {"script", "style"}
 # element in which white space is shown as it is written
 PREFORMATTED = "pre"
 # white space between words, which HTML shows as one space
 WHITE_SPACE = re.compile(r"(?<=\S)[ \t\n\r\f]+(?=\S)")
+# largest number of nested elements within a sentence
+MAX_DEPTH = 50
 
 
 class AlignedText(NamedTuple):
@@ -186,7 +190,7 @@ class _Parser(HTMLParser):
         self._add("close" if tag in INLINE else "break", f"</{tag}>", tag)
 
     def handle_data(self, data: str):
-        if self.cdata_elem is not None:
+        if self._open_elements and self._open_elements[-1][0] in RAW_TEXT:
             self._add("break", data)
         elif not self._is_translated:
             self._add("break", html.escape(data, quote=False))
@@ -236,13 +240,12 @@ def _without_lone_tags(pieces: list[Piece]) -> list[Piece]:
     lone_tags = set()
     open_tags: list[int] = []
     for index, piece in enumerate(pieces):
-        if piece.kind == "open":
+        if piece.kind == "open" and len(open_tags) < MAX_DEPTH:
             open_tags.append(index)
-        elif piece.kind == "close":
-            if open_tags and pieces[open_tags[-1]].element == piece.element:
-                open_tags.pop()
-            else:
-                lone_tags.add(index)
+        elif piece.kind == "close" and open_tags and pieces[open_tags[-1]].element == piece.element:
+            open_tags.pop()
+        elif piece.kind != "text":
+            lone_tags.add(index)
     lone_tags.update(open_tags)
     return [
         piece._replace(kind="break") if index in lone_tags else piece

@@ -160,13 +160,18 @@ def test_words_are_aligned_in_several_sentences():
     assert found == "Zwei eins. Vier <b>drei</b>.\n"
 
 
+def test_elements_can_be_nested_to_any_depth():
+    fragment = f"x {'<b>' * 1500}y{'</b>' * 1500} z"
+    assert translated(fragment).casefold() == fragment
+
+
 @pytest.mark.parametrize("fragment", ["x", "<p><b>x</b></p>", "<p>x<br>y</p>", "x <b>y", ""])
 def test_only_tags_within_a_sentence_need_an_alignment(fragment):
     assert not HtmlTexts(fragment).needs_alignment
 
 
 def test_a_translation_never_becomes_markup():
-    for fragment in ("x", "<p>x</p>", "x <b>y</b> z", "x <b><i>y</i></b> z"):
+    for fragment in ("x", "<title>x</title>", "x <b>y</b> z", "x <b><i>y</i></b> z"):
         found = translated(fragment, lambda text: in_order(f"<script>{text}&amp;"))
         assert Words(found).tags == Words(fragment).tags
         assert "<SCRIPT>" in Words(found).words
