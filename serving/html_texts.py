@@ -356,10 +356,10 @@ class _Section:
         # words have punctuation at their ends, which may be outside of the element
         words, element_words = text[start:end], self.text[element.start : element.end].strip()
         before, after = self.text[: element.start], self.text[element.end :]
-        return (
-            start + _num_outside(words, element_words, before[::-1]),
-            end - _num_outside(words[::-1], element_words[::-1], after),
-        )
+        start += _num_outside(words, element_words, before[::-1])
+        end -= _num_outside(words[::-1], element_words[::-1], after)
+        places = [(start, end), *(self._place(child, translation) for child in element.children)]
+        return min(start for start, _ in places), max(end for _, end in places)
 
 
 def _num_outside(words: str, element_words: str, neighbours: str) -> int:

@@ -147,6 +147,20 @@ def test_tags_are_put_around_the_words_that_are_aligned(translation, pairs, expe
     assert found == f"<p>{expected}</p>"
 
 
+@pytest.mark.parametrize(
+    ("translation", "pairs", "expected"),
+    [
+        ("eins drei zwei", [0, 2, 1], "<b>eins drei <i>zwei</i></b>"),
+        ("zwei drei eins", [1, 2, 0], "<b><i>zwei</i></b> drei eins"),
+    ],
+)
+def test_an_element_contains_its_children(translation, pairs, expected):
+    texts = HtmlTexts("<b>one <i>two</i></b> three")
+    word_pairs = [(source, target) for target, source in enumerate(pairs)]
+    found = texts.join([aligned_text(texts.texts, [translation], [word_pairs])])
+    assert found == expected
+
+
 def test_words_are_aligned_in_several_sentences():
     texts = HtmlTexts("One two. <b>Three</b> four.\n")
     assert texts.texts == ["One two. Three four.\n"]
