@@ -66,7 +66,10 @@ def test_pictures_can_be_drawn_into_another_folder(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [("file", "pictures_dir must be a folder, got the file"), ("", "pictures_dir must be ")],
+    [
+        ("file", "pictures_dir must be a folder, got the file"),
+        ("", "pictures_dir must not be empty"),
+    ],
 )
 def test_a_folder_for_pictures_is_checked_before_the_study(tmp_path, given, message, capsys):
     (tmp_path / "file").write_text("not a folder")

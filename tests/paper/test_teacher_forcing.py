@@ -88,7 +88,8 @@ def test_the_study_counts_passes_and_positions(tmp_path):
     ("flags", "sentence"),
     [
         (["--sentence", "Anna"], "must be given together"),
-        (["--sentence", "", "--translation", ""], "sentence must have a word, got ''."),
+        (["--sentence", "", "--translation", ""], "sentence must not be empty, got ''."),
+        (["--sentence", " ", "--translation", "Anna"], "sentence must have a word, got ' '."),
         (["--sentence", "Anna", "--translation", " "], "translation must have a word, got ' '."),
         (["--lengths", "0"], "lengths must be at least 1, got 0."),
     ],
