@@ -80,8 +80,9 @@ class PackedAttention:
             Weighted values, [B * R, h * d_v].
         """
         num_sentences, num_heads, _, num_slots = keys.shape
-        query = query.view(num_sentences, -1, num_heads, self.d_k).transpose(1, 2)  # [B, h, R, d_k]
-        query = query.reshape(num_sentences * num_heads, -1, self.d_k)
+        if len(query) > num_sentences:
+            query = query.view(num_sentences, -1, num_heads, self.d_k).transpose(1, 2)
+        query = query.reshape(num_sentences * num_heads, -1, self.d_k)  # [B * h, R, d_k]
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         # in long texts, the scores of all queries together may not fit into memory
         queries_per_part = max(1, MOST_SCORES // (num_sentences * num_heads * num_slots))
@@ -98,7 +99,8 @@ class PackedAttention:
             contexts.append(torch.bmm(scores.softmax(dim=-1), values))  # [B * h, rows, d_v]
         # [B * h, R, d_v]
         context = contexts[0] if len(contexts) == 1 else torch.cat(contexts, dim=1)
-        context = context.view(num_sentences, num_heads, -1, self.d_v).transpose(1, 2)
+        if context.shape[1] > 1:
+            context = context.view(num_sentences, num_heads, -1, self.d_v).transpose(1, 2)
         return context.reshape(-1, num_heads * self.d_v)
 
 
@@ -159,15 +161,15 @@ def _norm_on_device(norm: nn.LayerNorm | nn.Identity) -> Callable[[Tensor], Tens
     """Return a norm that, on a CPU, computes in float32 with weights of any dtype."""
     if isinstance(norm, nn.Identity) or norm.weight is None:
         return norm
-    if norm.weight.device.type != "cpu" or norm.weight.dtype == torch.float32:
+    if norm.weight.device.type != "cpu":
         return norm
 
     def norm_in_float32(x: Tensor) -> Tensor:
-        # the weights are converted in each call, because the model may change them
-        bias = None if norm.bias is None else norm.bias.float()
-        return nn.functional.layer_norm(
-            x, norm.normalized_shape, norm.weight.float(), bias, norm.eps
-        )
+        # the weights are read in each call, because the model may change them
+        weight, bias = norm.weight, norm.bias
+        if weight.dtype != torch.float32:
+            weight, bias = weight.float(), None if bias is None else bias.float()
+        return torch.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
 
     return norm_in_float32
 
@@ -416,7 +418,11 @@ class EngineDecoding(Decoding):
         for index, layer in enumerate(self.layers):
 
             def attend_to_target(x: Tensor, index=index, attention=layer.self_attention) -> Tensor:
-                query, key, value = attention.project(x).split(attention.projection_widths, dim=-1)
+                projected = attention.project(x)
+                # `split` of a tensor first checks its arguments in Python
+                query, key, value = torch.split_with_sizes(
+                    projected, attention.projection_widths, dim=-1
+                )
                 shape = self.num_sentences, num_rows, self.num_heads, -1
                 self.keys[index][..., new_slots] = key.view(shape).permute(0, 2, 3, 1)
                 self.values[index][:, :, new_slots] = value.view(shape).transpose(1, 2)

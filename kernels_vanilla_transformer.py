@@ -249,8 +249,8 @@ class Int8Linear:
         Returns:
             Outputs of all layers, [rows, outputs].
         """
-        weight_for_few, weight_for_many = self.weights[0], self.weights[-1]
-        weight = weight_for_few if len(x) * self.num_outputs <= FEW_OUTPUTS else weight_for_many
+        has_few_outputs = x.shape[0] * self.num_outputs <= FEW_OUTPUTS
+        weight = self.weights[0 if has_few_outputs else -1]
         return self.multiply(x, weight, self.uses_seven_bits)
 
     @staticmethod
