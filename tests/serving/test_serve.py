@@ -256,7 +256,7 @@ def test_html_keeps_its_tags(server, pipeline):
     expected = page.replace(one, html.escape(a)).replace(two, html.escape(b))
     expected = expected.replace(three, html.escape(c))
     assert server.translate(page, format="html")["translatedText"] == expected
-    # the fields that Mastodon sends
+    # a list of texts and an empty key, as some clients send them
     fields = {"q": [page, ""], **FR_EN, "format": "html", "api_key": ""}
     assert server.post(fields).json() == {"translatedText": [expected, ""]}
     linked = f"{TEXTS[0]} <a href='#'>{TEXTS[1]}</a> {TEXTS[2]}"
