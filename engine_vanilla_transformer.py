@@ -166,7 +166,8 @@ def _norm_on_device(norm: nn.LayerNorm | nn.Identity) -> Callable[[Tensor], Tens
 
     def norm_in_float32(x: Tensor) -> Tensor:
         # the weights are read in each call, because the model may change them
-        weight, bias = norm.weight, norm.bias
+        weight: Tensor = norm.weight
+        bias: Tensor | None = norm.bias
         if weight.dtype != torch.float32:
             weight, bias = weight.float(), None if bias is None else bias.float()
         return torch.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)

@@ -230,9 +230,9 @@ class Api:
         model = self._find_model(source, target)
         max_alternatives = model.max_translations - 1
         alternatives = fields.get("alternatives") or 0
-        # the values in a form are strings
-        if isinstance(alternatives, str) and alternatives.isdecimal() and len(alternatives) < 10:
-            alternatives = int(alternatives)
+        # the values in a form are strings, which may have more digits than `int` accepts
+        if isinstance(alternatives, str) and len(alternatives) <= len(str(max_alternatives)):
+            alternatives = int(alternatives) if alternatives.isdecimal() else alternatives
         if type(alternatives) is not int or not 0 <= alternatives <= max_alternatives:
             raise HTTPException(
                 400,

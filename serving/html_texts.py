@@ -65,13 +65,14 @@ def aligned_text(
     remaining_pairs = iter(word_pairs)
     start = translated_start = 0
     for part, translated_part in zip(parts, translated_parts, strict=True):
-        if part.strip():
+        # without an alignment, the places of the words are not needed
+        if part.strip() and (pairs := next(remaining_pairs)):
             words = _word_places(part, start)
             translated_words = _word_places(translated_part, translated_start)
             # a tokenizer may divide the words of a text in another way
             places += [
                 (words[source], translated_words[target])
-                for source, target in next(remaining_pairs)
+                for source, target in pairs
                 if source < len(words) and target < len(translated_words)
             ]
         start += len(part)
